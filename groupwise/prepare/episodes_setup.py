@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.envs.chat_turns import chat_turns
 from groupwise.envs.opening import WorldSetup, check_worlds, open_worlds
@@ -17,15 +18,28 @@ from groupwise.prepare.episodes import Turns
 from groupwise.records import Task
 
 
+def tools_of(config: Config) -> tuple[Mapping[str, Any], ...]:
+    """Return the tools of the environment, which is made once: what is wrong with it is said before
+    a model is loaded.
+    """
+    if not config.turns.used:
+        return ()
+    with phase("trying the environment"):
+        return tuple(check_worlds(world_setup(config)))
+
+
 def turns_of(
-    config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, context: int
+    config: Config,
+    tasks: Sequence[Task],
+    tokenizer: Tokenizer,
+    context: int,
+    tools: Sequence[Mapping[str, Any]],
 ) -> Turns | None:
     """Return who answers the policy; None where nobody does."""
     if not config.turns.used:
         return None
-    setup = world_setup(config)
-    template = template_of(config, tasks, tokenizer, check_worlds(setup))
-    read = replace(setup, reader=template.calls)
+    template = template_of(config, tasks, tokenizer, tools)
+    read = replace(world_setup(config), reader=template.calls)
     return Turns(config, tokenizer, context, template, lambda: open_worlds(read))
 
 
@@ -61,4 +75,8 @@ def template_of(
         )
     if not chats:
         return plain_turns(tokenizer, PLAIN if form in ("auto", "plain") else form)
-    return chat_turns(tokenizer, tools, keep_thoughts=config.turns.keep_thoughts)
+    name = f"the chat template of {config.model.path}"
+    made = chat_turns(tokenizer, tools, name=name, keep_thoughts=config.turns.keep_thoughts)
+    if not isinstance(tasks[0].prompt, str):  # roles that speak first are tried as well
+        made.opening(tasks[0].prompt, tools)
+    return made

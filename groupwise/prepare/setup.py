@@ -5,7 +5,7 @@ In the order of cost: a mistake in the data or the reward is found before a mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from groupwise.parallel.world import ranks_here
 from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
 from groupwise.prepare.earlier import fitted, load_earlier, without_long, wording_notes
 from groupwise.prepare.episodes import Turns
-from groupwise.prepare.episodes_setup import turns_of
+from groupwise.prepare.episodes_setup import tools_of, turns_of
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
@@ -76,6 +76,7 @@ class CheckedData:
     mixture: dict[str, float]
     dropped: dict[str, int]
     selection: KeptAnswers | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()  # what an environment lets the policy call
 
 
 def set_up(
@@ -101,6 +102,7 @@ def check_data(config: Config, *, learns: bool = True, answered: bool = True) ->
     check_precision(model.device, model.dtype)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
+    tools = tools_of(config)
     with phase("loading reward functions", limit=START_SECONDS):
         parts, found = read_data(config, answered=answered)
     notes = [*found.notes]
@@ -111,7 +113,7 @@ def check_data(config: Config, *, learns: bool = True, answered: bool = True) ->
         notes += check(parts, found.train, streams=streams)
         notes += check(parts, found.eval, data="data.eval") if found.eval else []
     return CheckedData(
-        found.train, found.eval, notes, found.weights, found.dropped, found.selection
+        found.train, found.eval, notes, found.weights, found.dropped, found.selection, tools
     )
 
 
@@ -178,7 +180,7 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes = [*found.notes, *equip(loaded.model, exact=config.engine.exact)]
     tokenizer, shape = loaded.tokenizer, loaded.model.config
     notes += check_ending(config, tokenizer)
-    turns = turns_of(config, found.train, tokenizer, shape.context)
+    turns = turns_of(config, found.train, tokenizer, shape.context, found.tools)
     if found.selection is not None:
         answers, selection, told = fitted(found.train, found.selection, tokenizer)
         found = replace(found, train=answers, selection=selection)

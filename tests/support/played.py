@@ -96,9 +96,12 @@ def answering(
 ) -> None:
     """Let runs with turns.environment be answered by an environment in this process."""
 
-    def turns_of(config: Config, tasks: Any, tokenizer: Tokenizer, context: int) -> Turns | None:
+    def turns_of(
+        config: Config, tasks: Any, tokenizer: Tokenizer, context: int, tools: Any
+    ) -> Turns | None:
         if not config.turns.used:
             return None
         return Turns(config, tokenizer, context, Words(tokenizer), lambda: worlds(make))
 
+    patch.setattr("groupwise.prepare.setup.tools_of", lambda config: ())
     patch.setattr("groupwise.prepare.setup.turns_of", turns_of)

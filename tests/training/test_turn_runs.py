@@ -19,7 +19,7 @@ from played import Adder, Quiet, Shuffled, answering
 
 from groupwise.config import load
 from groupwise.envs.environment import Observation
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, WorldError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.prepare.recorded import groups_of
 from groupwise.probing.probe import ProbeRequest, probe
@@ -28,6 +28,7 @@ from groupwise.replay.recorded import read_step
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 from groupwise.stages.checks import check_config
+from groupwise.training.loop import train
 
 PLAYED = {"turns__environment": "played", "turns__max": 4, "engine__max_tokens": 10}
 
@@ -345,3 +346,10 @@ def test_the_reward_of_an_environment_is_the_default_with_one() -> None:
 def test_an_unknown_end_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"turns\.left_out='tired' is unknown"):
         load({"turns.environment": "guess", "turns.left_out": ["tired"]})
+
+
+@pytest.mark.parametrize("named", ["nowhere.py:Env", "guesss"])
+def test_an_environment_is_tried_before_a_model_is_loaded(named: str, tmp_path: Path) -> None:
+    config = load(**{"turns.environment": named, "data.train": "guess", "model.path": "nowhere"})
+    with pytest.raises(WorldError, match=named.partition(":")[0]):
+        train(config, tmp_path / "run")
