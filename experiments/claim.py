@@ -143,7 +143,10 @@ def parse(file: Path) -> dict[str, Any]:
 
 def asked_elsewhere(claims: Sequence[Claim]) -> list[tuple[Question, Question]]:
     """Return the pairs of expectations that ask the same, as their files say."""
-    known = {(claim.name, e.sides): (claim, e) for claim in claims for e in claim.expect}
+    known: dict[tuple[str, str], list[Question]] = {}
+    for claim in claims:
+        for e in claim.expect:
+            known.setdefault((claim.name, e.sides), []).append((claim, e))
     pairs = []
     for claim in claims:
         for e in claim.expect:
@@ -154,7 +157,9 @@ def asked_elsewhere(claims: Sequence[Claim]) -> list[tuple[Question, Question]]:
                         f"{claim.name} names {text!r}, and no claim expects that. Write "
                         "`CLAIM: ARM > ARM`, or = for arms that are alike."
                     )
-                pairs.append(((claim, e), known[name, sides]))
+                asked = known[name, sides]  # of the same measure, if any is
+                same = next((x for x in asked if x[1].measure == e.measure), asked[0])
+                pairs.append(((claim, e), same))
     return pairs
 
 

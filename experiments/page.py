@@ -62,18 +62,18 @@ def whole(claims: Sequence[Claim]) -> str:
     return "\n".join(parts)
 
 
-Beside = Mapping[tuple[str, str], Sequence[str]]  # of a claim's expectation: what others found
+Beside = Mapping[tuple[str, str, str], Sequence[str]]  # of a claim's expectation: what others found
 
 
 def _beside(claims: Sequence[Claim], known: Mapping[str, Mapping[str, Any]]) -> Beside:
     """Return a sentence for each side of two expectations that ask the same."""
-    said: dict[tuple[str, str], list[str]] = {}
+    said: dict[tuple[str, str, str], list[str]] = {}
     for one, other in asked_elsewhere(claims):
         if one[0].name not in known or other[0].name not in known:
             continue
         for (claim, e), (elsewhere, asked) in ((one, other), (other, one)):
             own, theirs = (_verdict(x, known[x[0].name]) for x in ((claim, e), (elsewhere, asked)))
-            said.setdefault((claim.name, e.sides), []).append(
+            said.setdefault((claim.name, e.measure, e.sides), []).append(
                 f"The same question in [{elsewhere.name}](#{elsewhere.name}) (`{asked.measure}`, "
                 f"{asked.sides}): **{theirs}**. {_agreement(own, theirs)}"
             )
@@ -138,7 +138,7 @@ def _lines(
     lines = [f"- {_sentence(claim, e, entry, found)}"]
     if e.looked:
         lines.append(f"  † Chosen when results had been seen: {e.looked}.")
-    return lines + [f"  {text}" for text in beside.get((claim.name, e.sides), ())]
+    return lines + [f"  {text}" for text in beside.get((claim.name, e.measure, e.sides), ())]
 
 
 def _budget(text: str) -> str:
