@@ -922,7 +922,7 @@ method(
     breaks="state per prompt; a prompt that comes back seldom is compared with little",
     reach_for="many prompts, one answer each, several epochs",
     note="[V] verl-recipe. D is measured on the prompt's previous answer. Without answers from before, α and β"
-    " begin at ½; its draw of prompts by √(p(1−p)) + 0.05 is data.curriculum's business [H].",
+    " begin at ½. It draws prompts by √(p(1−p)) + 0.05 there; here they come in the data's order [H].",
 )  # fmt: skip
 
 method(

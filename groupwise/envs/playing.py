@@ -74,6 +74,7 @@ class Seat:
 class Table:
     """The episodes of one prompt: they begin together, and then each goes its own way."""
 
+    number: int  # of the prompt
     start: StartingPrompt
     seats: list[Seat] = field(default_factory=list)
 
@@ -104,6 +105,7 @@ class Players:
         self.open: dict[int, Seat] = {}  # whose environments are there, by number
         self.wished: list[tuple[Request, list[Seat]]] = []
         self.asked: dict[int, tuple[Request, list[Seat]]] = {}  # by ticket
+        self.moved: dict[int, Table] = {}  # at which an episode has ended since the last look
 
     def play_all(
         self,
@@ -113,7 +115,7 @@ class Players:
         wrote: Wrote | None = None,
     ) -> list[Played]:
         """Return the episodes of each prompt, in order; `done` is told of each as it is over."""
-        tables = [Table(start) for start in starts]
+        tables = [Table(number, start) for number, start in enumerate(starts)]
         played: dict[int, Played] = {}
         try:
             for table in tables:
@@ -121,17 +123,22 @@ class Players:
             while len(played) < len(tables):
                 self._hear()
                 self._ask(wrote)
-                for number, table in enumerate(tables):
-                    if number not in played and (found := table.played) is not None:
-                        played[number] = found
+                for table in self._moved():
+                    if (found := table.played) is not None:
+                        played[table.number] = found
                         if done is not None:
-                            done(number, found)
+                            done(table.number, found)
         except BaseException:
             self.engine.cancel(list(self.asked))
             for number in self.open:
                 self.worlds.drop(number)
             raise
         return [played[number] for number in range(len(tables))]
+
+    def _moved(self) -> list[Table]:
+        """Return the tables at which an episode has ended since the last look, in their order."""
+        moved, self.moved = self.moved, {}
+        return [moved[number] for number in sorted(moved)]
 
     # --- environments ---
 
@@ -209,6 +216,7 @@ class Players:
         except StopIteration as end:
             seat.completion = end.value
             self.open.pop(seat.number, None)
+            self.moved[seat.table.number] = seat.table
             return
         if isinstance(wish, Say):
             self.worlds.step(seat.number, wish.text)

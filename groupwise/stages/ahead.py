@@ -19,7 +19,7 @@ from torch import Tensor
 from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.cursor import Draw, TaskCursor
-from groupwise.engine.answers import check_answer
+from groupwise.engine.answers import check_answer, check_tickets
 from groupwise.engine.protocol import Request, Sampling, Ticket
 from groupwise.optim.assemble import Group
 from groupwise.prepare.rollouts import SampledGroup, grade
@@ -254,6 +254,7 @@ class Ahead:
 
     def _arrived(self, found: Sequence[tuple[Ticket, list[Completion]]]) -> None:
         with self.changed:
+            check_tickets(self.engine, self.under_way, [ticket for ticket, _ in found])
             for ticket, group in found:
                 each, request = self.under_way.pop(ticket)
                 check_answer(self.engine, request, self._sampling(), group)

@@ -325,6 +325,8 @@ def test_environments_are_closed_with_the_run(
     ({"turns.environment": "guess", "recipe": "dr_grpo", "engine.min_tokens": 2},
      "engine.min_tokens=2 is for an answer of one turn"),
     ({"turns.environment": "guess", "turns.turn_tokens": 100}, "more than engine.max_tokens"),
+    ({"turns.environment": "guess", "recipe": "tis", "train.lag": 1}, "answered in one turn"),
+    ({"turns.tools": ["calculator"], "engine.servers": 1}, "engine.servers=1: prompts that are"),
     ({"turns.environment": "guess", "turns.left_out": ["context"]}, "both name context"),
     ({"turns.environment": "guess", "turns.timeout": 700.0}, "more than turns.episode_timeout"),
     ({"turns.environment": "guess", "turns.template": "{role}"}, "no text with {role} and {text}"),

@@ -15,8 +15,10 @@ from torch import Tensor
 from groupwise.engine.protocol import Sampling
 from groupwise.engine.servers.link import Link, PendingCall, ServerFailed
 from groupwise.engine.servers.weights import Ids
+from groupwise.errors import EngineError
 
 LOOK_SECONDS = 10.0  # for what a server knows by heart
+LOOKING = "asking what it can do"
 Body = dict[str, Any]
 
 
@@ -56,12 +58,27 @@ class InferenceServer(ABC):
     """One server. Waits have deadlines, and errors say what was waited for."""
 
     kind: ClassVar[str]
+    product: ClassVar[str]  # as people call it
     key_variable: ClassVar[str]
     flags: ClassVar[str]  # what it must be started with
 
     def __init__(self, url: str, seconds: float) -> None:
         self.link, self.seconds = Link(url, self.key_variable), seconds
         self.facts = Facts("", 0)
+        self.paths: dict[str, Any] = {}  # the calls that it lists
+
+    def described(self, call: str) -> Any:
+        """Return its own description of its calls; refuse one that lists no such `call`."""
+        page = self.link.get("/openapi.json", seconds=LOOK_SECONDS, doing=LOOKING)
+        paths = member(page, "paths")
+        if not isinstance(paths, dict) or call not in paths:
+            raise EngineError(
+                f"{self.url} answers, and is no {self.product}: it lists no call {call}. Another "
+                f"program may have that port; give the address of a server of {self.product} in "
+                "engine.urls."
+            )
+        self.paths = paths
+        return page
 
     @property
     def url(self) -> str:

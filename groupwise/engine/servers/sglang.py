@@ -10,6 +10,7 @@ from torch import Tensor
 from groupwise.engine.servers.link import PendingCall, ServerFailed, ServerRefused
 from groupwise.engine.servers.server import (
     LOOK_SECONDS,
+    LOOKING,
     Ask,
     Body,
     Facts,
@@ -29,31 +30,22 @@ SEED = 2**31 - 1  # its seeds are 32-bit numbers
 class SglangServer(InferenceServer):
     """A server that `python -m sglang.launch_server` starts."""
 
-    kind = "sglang"
+    kind, product = "sglang", "SGLang"
     key_variable = "SGLANG_API_KEY"
     flags = "--enable-deterministic-inference (else it does not look at seeds)"
 
     def __init__(self, url: str, seconds: float) -> None:
         super().__init__(url, seconds)
-        self.paths: dict[str, Any] = {}
         self.adapter = ""
 
     def look(self, carrier: str) -> Facts:
-        doing = "asking what it can do"
-        page = self.link.get("/openapi.json", seconds=LOOK_SECONDS, doing=doing)
-        paths = member(page, "paths")
-        if not isinstance(paths, dict) or GENERATE not in paths:
-            raise EngineError(
-                f"{self.url} answers, and is no SGLang: it lists no call {GENERATE}. Another "
-                "program may have that port; give the address of an SGLang server in engine.urls."
-            )
-        self.paths = paths
-        lacking = [path for path in NEEDED if path not in paths]
+        self.described(GENERATE)
+        lacking = [path for path in NEEDED if path not in self.paths]
         if lacking:
             raise EngineError(
                 f"The SGLang at {self.url} lacks {', '.join(lacking)}. Take a newer version."
             )
-        info = self.link.get(self._info, seconds=LOOK_SECONDS, doing=doing)
+        info = self.link.get(self._info, seconds=LOOK_SECONDS, doing=LOOKING)
         model = member(info, "model_path")
         context = member(info, "max_context_length") or member(info, "context_length")
         self.facts = Facts(str(model), context if isinstance(context, int) else 0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from groupwise.engine.servers.link import PendingCall, ServerFailed, ServerRefused
 from groupwise.engine.servers.server import (
     LOOK_SECONDS,
+    LOOKING,
     Ask,
     Body,
     Facts,
@@ -37,35 +38,27 @@ FIELDS = ("return_token_ids", "prompt_logprobs", "logprobs", "seed", "stop_token
 class VllmServer(InferenceServer):
     """A server that `python -m vllm.entrypoints.openai.api_server` or `vllm serve` starts."""
 
-    kind = "vllm"
+    kind, product = "vllm", "vLLM"
     key_variable = "VLLM_API_KEY"
     flags = "VLLM_SERVER_DEV_MODE=1 in its environment, and --logprobs-mode processed_logprobs"
 
     def __init__(self, url: str, seconds: float) -> None:
         super().__init__(url, seconds)
-        self.paths: dict[str, Any] = {}
         self.fields: frozenset[str] = frozenset()
         self.base = self.name = ""  # of the model, and of what answers: an adapter has its own
 
     def look(self, carrier: str) -> Facts:
-        doing = "asking what it can do"
-        page = self.link.get("/openapi.json", seconds=LOOK_SECONDS, doing=doing)
-        paths = member(page, "paths")
-        if not isinstance(paths, dict) or COMPLETIONS not in paths:
-            raise EngineError(
-                f"{self.url} answers, and is no vLLM: it lists no call {COMPLETIONS}. Another "
-                "program may have that port; give the address of a vLLM server in engine.urls."
-            )
+        page = self.described(COMPLETIONS)
         schema = member(page, "components", "schemas", "CompletionRequest", "properties")
-        self.paths, self.fields = paths, frozenset(schema or ())
-        lacking = [path for path in (*ALWAYS, *NEEDED[carrier]) if path not in paths]
+        self.fields = frozenset(schema or ())
+        lacking = [path for path in (*ALWAYS, *NEEDED[carrier]) if path not in self.paths]
         lacking += [field for field in FIELDS if field not in self.fields]
         if lacking:
             raise EngineError(
                 f"The vLLM at {self.url} lacks {', '.join(lacking)}. Start it with {self.flags}; "
                 "versions before 0.26 have not all of it."
             )
-        models = member(self.link.get("/v1/models", seconds=LOOK_SECONDS, doing=doing), "data")
+        models = member(self.link.get("/v1/models", seconds=LOOK_SECONDS, doing=LOOKING), "data")
         base = [x for x in models or () if isinstance(x, dict) and not x.get("parent")]
         if not base or not isinstance(base[0].get("id"), str):
             raise EngineError(f"The vLLM at {self.url} serves no model. Start it with one.")
