@@ -35,16 +35,14 @@ class Answer:
 
 
 class Settings:
-    """A configuration's values over a tool's defaults; what was never asked for is told."""
+    """A configuration's values over a tool's defaults, which name all that is read of it."""
 
     def __init__(self, config: PeerConfig, defaults: Mapping[str, Any]) -> None:
         self.given, self.defaults = config.values, defaults
-        self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
         value = self.given.get(name)
-        return self.defaults.get(name) if value is None else value
+        return self.defaults[name] if value is None else value
 
     def number(self, name: str) -> float:
         """Return a number, the default where the file has something else there."""
@@ -57,9 +55,8 @@ class Settings:
         return int(self.number(name))
 
     def left(self) -> dict[str, Any]:
-        """Return what the file sets and is no part of what was read."""
-        known = self.asked | self.defaults.keys()
-        return {name: value for name, value in self.given.items() if name not in known}
+        """Return what the file sets and nobody reads."""
+        return {name: x for name, x in self.given.items() if name not in self.defaults}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ GRPO: dict[str, Any] = {
     "vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0,
     "vllm_importance_sampling_clip_min": None, "off_policy_mask_threshold": None,
     "sync_ref_model": False, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512,
-    "router_aux_loss_coef": None,
+    "router_aux_loss_coef": None, "generation_batch_size": None, "steps_per_generation": None,
 }  # fmt: skip
 RLOO = GRPO | {
     "num_generations": 2, "beta": 0.05, "normalize_advantages": False, "reward_clip_range": None,

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     ROLLOUT + "n": 1, ROLLOUT + "temperature": 1.0, ROLLOUT + "top_p": 1.0, ROLLOUT + "top_k": -1,
     "trainer.total_training_steps": None,
     "reward_model.overlong_buffer.enable": False, "reward_model.overlong_buffer.len": 0,
+    "reward_model.overlong_buffer.penalty_factor": 1.0,
     "reward.reward_kwargs.overlong_buffer_cfg.enable": False,
     "reward.reward_kwargs.overlong_buffer_cfg.len": 0,
     "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": 1.0,
@@ -163,7 +164,6 @@ def _covariances(theirs: Settings) -> str:
 def _either(theirs: Settings, name: str) -> float:
     """Return a side's clip range: clip_ratio counts where the side is null."""
     value = theirs.given.get(name, theirs.defaults[name])
-    theirs[name]
     return theirs.number(ACTOR + "clip_ratio") if value is None else theirs.number(name)
 
 
@@ -266,7 +266,7 @@ def _overlong(theirs: Settings, answer: Answer, prefix: str) -> None:
     penalty = f"soft_overlong(max_length={longest}, cache={cache})"
     before = answer.settings["recipe.shaping"]
     answer.settings["recipe.shaping"] = f"{before}, {penalty}" if before else penalty
-    if float(theirs.given.get(f"{prefix}.penalty_factor", 1.0)) != 1.0:
+    if theirs.number(f"{prefix}.penalty_factor") != 1.0:
         answer.missing[f"{prefix}.penalty_factor"] = "the penalty goes to −1"
 
 
