@@ -68,10 +68,10 @@ def _chance(batch: TokenBatch) -> Tensor:
     Made of the token ids up to there: the same on every rank and in any order of rows, another for
     every answer.
     """
-    if batch.token_NT is None:
-        return torch.zeros(batch.mask_NT.shape, dtype=torch.float64, device=batch.mask_NT.device)
     place_NT = batch.mask_NT.long().cumsum(1)
-    mixed_NT = (batch.token_NT + 1) * (place_NT * 2_654_435_761 % 1_000_003) * batch.mask_NT
+    mixed_NT = (
+        (batch.stream("token_NT") + 1) * (place_NT * 2_654_435_761 % 1_000_003) * batch.mask_NT
+    )
     return (mixed_NT.cumsum(1) * 48_271 % 2_147_483_647).double() / 2_147_483_647
 
 

@@ -362,7 +362,8 @@ class PolicyLearner(Learner):
     ) -> dict[str, Tensor]:
         """Return what the recipe reads of the policy as it is, before the updates or a later one.
 
-        A later look is for statistics of an update: what was before the first stays what it was.
+        A later look is at the rows of one update, for its statistics: what was before the first
+        stays what it was, and other rows are 0.
         """
         named = {"now_logp_NT": "logp_NT", "now_entropy_NT": "entropy_NT"}
         if not later:
@@ -482,7 +483,7 @@ class PolicyLearner(Learner):
             for number, rows in enumerate(parts):
                 moved: dict[str, Any] = {}
                 if recipe.looks_now and not first:
-                    moved |= self.look(recipe, sequences, parts, later=True)
+                    moved |= self.look(recipe, sequences, [rows], later=True)
                 first = False
                 for role in self.roles.values():
                     moved |= role.moved()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,13 @@ def test_the_policy_is_read_as_every_update_begins(
         done = learn(run, gather(run), rate=1e-2)
     assert done.metrics["updates/count"] == 4 == len(looks)
     assert torch.equal(looks[0]["now_logp_NT"], looks[0]["old_logp_NT"])
-    for before, after in itertools.pairwise(looks):
+    read = [(each["now_logp_NT"] != 0).any(1) for each in looks]  # rows
+    assert read[0].all() and sum(map(int, map(torch.sum, read[1:]))) == len(read[0]) * 3 // 4
+    for number, after in enumerate(looks[1:], 1):
         assert set(after) == {"now_logp_NT"}
-        assert not torch.equal(before["now_logp_NT"], after["now_logp_NT"])
+        own = read[number]
+        assert not any(bool((own & other).any()) for other in read[1:number])  # an update's own
+        assert not torch.equal(looks[0]["now_logp_NT"][own], after["now_logp_NT"][own])
 
 
 def test_one_update_asks_the_policy_once(
