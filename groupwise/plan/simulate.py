@@ -7,7 +7,6 @@ full, prompts that are prefilled and graders on other machines are not in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
@@ -19,6 +18,7 @@ import numpy as np
 
 from groupwise.errors import ConfigError
 from groupwise.model.cost import decode_steps
+from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
 
 LABEL = (
@@ -96,12 +96,13 @@ class SimulatedTime:
 
 def recorded(folder: Path) -> RecordedTimes:
     """Read lengths and times of a run; the rates are those that explain its times best."""
-    file = folder / "metrics.jsonl"
-    if not file.is_file():
-        raise ConfigError(f"{folder} is no run folder: it has no metrics.jsonl.")
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    metrics = {line["step"]: line for line in lines if "time/rollout" in line}
-    steps = {step: _lengths(folder / "rollouts" / f"step_{step}.parquet") for step in metrics}
+    run = RunFolder(folder)
+    if not run.metrics.is_file():
+        raise ConfigError(
+            f"{folder} is no run folder: it has no metrics.jsonl. Name a run that was trained."
+        )
+    metrics = {line["step"]: line for line in run.read_metrics() if "time/rollout" in line}
+    steps = {step: _lengths(run.rollout(step)) for step in metrics}
     steps = {step: batch for step, batch in steps.items() if batch}
     if len(steps) < 3:
         raise ConfigError(
@@ -149,7 +150,7 @@ def _lengths(file: Path) -> tuple[tuple[int, ...], ...]:
     if not file.is_file():
         return ()
     groups: dict[Any, list[int]] = {}
-    for row in read(file).to_pylist():
+    for row in read(file, ("prompt_id", "draw", "token_ids")).to_pylist():
         groups.setdefault((row["prompt_id"], row["draw"]), []).append(len(row["token_ids"]))
     return tuple(tuple(lengths) for lengths in groups.values())
 

@@ -11,6 +11,7 @@ import pytest
 from runs import run as train_small
 
 from groupwise.cli import main
+from groupwise.errors import RunError
 from groupwise.plan.simulate import LABEL, DeviceRates, SimulatedWay, rates_of, recorded, simulate
 
 TICK = DeviceRates(tick=1.0, token=0.0, learn=0.0, fixed=3.0)
@@ -117,3 +118,11 @@ def test_a_run_is_replayed_and_always_called_simulated(
     assert main(["plan", "--simulate", str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err
     assert main(["plan", "--simulate", str(folder), "--lag", "-1"]) == 2
+
+
+def test_a_run_with_a_torn_line_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "time/rollout": 1.0}\n{"step": 2, "ti\n{}\n'
+    )
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        recorded(tmp_path)
