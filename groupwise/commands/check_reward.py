@@ -22,6 +22,7 @@ def add_parser(commands: Any) -> None:
         "check-reward",
         help="try a reward on real rows: gold, wrong answers and attacks",
         usage="groupwise check-reward [CONFIG.toml] [KEY=VALUE ...] [--rows N] [--json]",
+        example="groupwise check-reward configs/tiny.toml",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"rows to try; default: {ROWS}")

@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
         help="graded answers of a model to every prompt, for recipe.source=run to learn from",
         usage="groupwise collect MODEL_OR_RUN_OR_CHECKPOINT [CONFIG.toml] [KEY=VALUE ...] "
         "[--data DATA] [--samples N] --out DIR [--json]",
+        example="groupwise collect runs/tiny --samples 4 --out answers",
     )
     parser.add_argument("path", metavar="MODEL", help="of a model, a run or a checkpoint")
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)

@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
         usage="groupwise compare ARM ARM ... [--seeds N] [--budget tokens=3e5] [--config FILE] "
         "[--set KEY=VALUE]... [--sweep KEY=A,B,C] [--measure NAME]... [--out DIR] [--jobs N] "
         "[--json]",
+        example="groupwise compare grpo dapo --seeds 3 --budget steps=20 --out runs/compare/both",
     )
     parser.add_argument("items", nargs="*", metavar="ARM", help=ARMS)
     parser.add_argument(

@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
         "diagnose",
         help="what is wrong with a run, since when, and what to change",
         description="Exit status 0: healthy, 1: sick, 2: it can't be read.",
+        example="groupwise diagnose runs/tiny",
     )
     parser.add_argument("path", metavar="RUN", help="a run folder, or a log of TRL or verl")
     parser.add_argument("--json", action="store_true", help="data instead of text")

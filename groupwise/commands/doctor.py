@@ -54,6 +54,7 @@ OPTIONAL = {
     "vllm": "sampling by servers: engine.backend=vllm; serving an exported model",
     "ray": "runs on several machines of a Ray cluster: groupwise launch --on ray",
     "PyYAML": "configurations of other tools that are YAML: groupwise explain --from",
+    "shtab": "completion in your shell: groupwise completion",
     "bm25s": "the tool search of environments",
     "reasoning-gym": "its tasks as data: data.train = reasoning_gym:TASK",
 }
@@ -87,6 +88,7 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="what this machine has, what is missing for what, and what mends it",
         usage="groupwise doctor [CONFIG.toml] [KEY=VALUE ...] [--runs DIR] [--json]",
+        example="groupwise doctor",
     )
     parser.add_argument(
         "items", nargs="*", metavar="KEY=VALUE", help="a configuration, to count its checkpoints"

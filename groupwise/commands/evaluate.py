@@ -43,6 +43,7 @@ def add_parser(commands: Any) -> None:
         usage="groupwise eval MODEL_OR_RUN_OR_CHECKPOINT [MORE ...] [CONFIG.toml] [KEY=VALUE ...] "
         "[--suite NAMES [--data DIR]] [--tasks N] [--samples N] [--temperature X] [--at K,K] "
         "[--by COLUMNS] [--budgets N,N] [--out DIR] [--against RESULTS] [--json]",
+        example="groupwise eval runs/tiny --samples 4",
     )
     parser.add_argument("path", metavar="PATH", help="of a model, a run or a checkpoint")
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=f"more models; {SETTINGS}")

@@ -17,7 +17,9 @@ DTYPES = ("bfloat16", "float32", "float16")
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "export", help="a plain Hugging Face folder of a run or checkpoint, checked"
+        "export",
+        help="a plain Hugging Face folder of a run or checkpoint, checked",
+        example="groupwise export runs/tiny model",
     )
     parser.add_argument("path", metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("out", metavar="OUT", help="the folder to make")

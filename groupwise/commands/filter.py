@@ -45,6 +45,7 @@ def add_parser(commands: Any) -> None:
         usage="groupwise filter DATA [CONFIG.toml] [KEY=VALUE ...] --out FILE.jsonl [--dedup] "
         "[--against SETS [--data DIR] [--ngram N]] [--guessable [--chance X]] "
         "[--model MODEL [--band LOW,HIGH] [--samples N] [--temperature X]] [--json]",
+        example="groupwise filter train.jsonl --dedup --out clean.jsonl",
     )
     parser.add_argument("path", metavar="DATA", help="a file, a pattern, gsm8k:FILE, hub:ORG/NAME")
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)

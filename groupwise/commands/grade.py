@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
         description="Reads JSON lines from standard input, with gold and pred (or prompt, "
         "completion and what else the grader reads, such as tests); writes a JSON line for each: "
         "score, status, why, seconds.",
+        example='echo \'{"gold": "1/2", "pred": "0.5"}\' | groupwise grade --grader math',
     )
     parser.add_argument(
         "--grader", required=True, metavar="NAME", help="such as math, choice, rewards.py:function"

@@ -45,7 +45,11 @@ QUESTIONS = (
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("init", help="ask four questions, write a configuration")
+    parser = commands.add_parser(
+        "init",
+        help="ask four questions, write a configuration",
+        example="groupwise init mine.toml --model tiny --data arithmetic",
+    )
     parser.add_argument("path", nargs="?", default="groupwise.toml", help="default: groupwise.toml")
     for question in QUESTIONS:
         parser.add_argument(f"--{question.key}", metavar="X", help=question.text)

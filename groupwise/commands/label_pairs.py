@@ -24,6 +24,7 @@ def add_parser(commands: Any) -> None:
         help="pairs of a model's answers, chosen by a judge, to train a preference on",
         usage="groupwise label-pairs CONFIG.toml|RUN [KEY=VALUE ...] --out FILE.jsonl "
         "[--judge PART] [--compare] [--prompts N] [--json]",
+        example="groupwise label-pairs runs/tiny --prompts 8 --out pairs.jsonl",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--out", required=True, metavar="FILE", help="a new .jsonl file")

@@ -30,6 +30,7 @@ def add_parser(commands: Any) -> None:
         usage="groupwise label-steps CONFIG.toml|RUN [KEY=VALUE ...] --out FILE.jsonl "
         "[--labels hard|soft|first-error] [--branches N] [--split line|sentence] [--prompts N] "
         "[--answers COLUMN | --samples N] [--json]",
+        example="groupwise label-steps runs/tiny --prompts 8 --out steps.jsonl",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--out", required=True, metavar="FILE", help="a new .jsonl file")

@@ -14,6 +14,7 @@ def add_parser(commands: Any) -> None:
         "mirror",
         help="send a run to TensorBoard, Weights & Biases, Trackio or MLflow",
         description="Sends what the tracker does not have yet, and goes on while the run does.",
+        example="groupwise mirror runs/tiny --to tensorboard",
     )
     parser.add_argument("folder", metavar="RUN")
     parser.add_argument(

@@ -28,6 +28,7 @@ def add_parser(commands: Any) -> None:
         help="what another method would do with a run's rollouts; whether a run repeats",
         description="With --verify, exit status 0: it repeats to the bit, 1: it does not, or some "
         "of it could not be repeated.",
+        example="groupwise replay runs/tiny --recipe gspo --recipe cispo",
     )
     parser.add_argument("path", metavar="RUN", help="a run folder")
     parser.add_argument(

@@ -17,7 +17,9 @@ DTYPES = ("auto", "bfloat16", "float32", "float16")
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "serve", help="a model as an OpenAI-compatible endpoint, on this machine"
+        "serve",
+        help="a model as an OpenAI-compatible endpoint, on this machine",
+        example="groupwise serve runs/tiny --port 8000",
     )
     parser.add_argument(
         "path", metavar="MODEL", help="a folder, a .gguf file, an id, an adapter or a run"

@@ -11,7 +11,11 @@ from groupwise.errors import ConfigError
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("view", help="see runs in the browser, down to every token")
+    parser = commands.add_parser(
+        "view",
+        help="see runs in the browser, down to every token",
+        example="groupwise view runs",
+    )
     parser.add_argument(
         "places",
         nargs="*",

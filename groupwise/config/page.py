@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from groupwise.config.changes import resume_rule
 from groupwise.config.fields import Config, Forms
@@ -50,27 +50,56 @@ def settings_page() -> str:
 
 def _tables() -> dict[str, tuple[str, list[tuple[str, ...]]]]:
     """Return each table's purpose and rows, by its name."""
-    found = {"": (inspect.getdoc(Config) or "", list(_rows("", Config)))}
+    return {
+        name: (inspect.getdoc(kind) or "", [_row(each) for each in settings_in(name, kind)])
+        for name, kind in tables().items()
+    }
+
+
+def _row(each: SettingInWords) -> tuple[str, ...]:
+    return (f"`{each.name}`", f"`{each.default}`", each.may_be, each.purpose, each.later)
+
+
+def tables() -> dict[str, type]:
+    """Return the record of each table by its name, the run's own under ""."""
+    found: dict[str, type] = {"": Config}
     for name, kind in typing.get_type_hints(Config).items():
-        if is_dataclass(kind) and name != "recipe":
-            table = typing.cast(type, kind)
-            found[name] = (inspect.getdoc(table) or "", list(_rows(f"{name}.", table)))
+        if is_dataclass(kind):
+            found[name] = typing.cast(type, kind)
     return found
 
 
-def _rows(prefix: str, kind: type) -> Iterator[tuple[str, ...]]:
+class SettingInWords(NamedTuple):
+    """A setting in words: as the page of all settings has it."""
+
+    name: str
+    default: str
+    may_be: str
+    purpose: str
+    later: str  # whether it may be changed when a run goes on: yes or no
+
+
+def settings_in(table: str, kind: type) -> Iterator[SettingInWords]:
+    """Yield the settings of one table, in the order of config/fields.py."""
     said = comments(kind)
     for each in fields(kind):
-        key = prefix + each.name
+        key = f"{table}.{each.name}" if table else each.name
         if key in FIELDS:
             later = "yes" if resume_rule(key)[0] else "no"
-            yield (
-                f"`{key}`",
-                f"`{toml(DEFAULTS[key])}`",
-                may_be(FIELDS[key]),
-                said[each.name],
-                later,
-            )
+            may = may_be(FIELDS[key])
+            yield SettingInWords(key, toml(DEFAULTS[key]), may, said[each.name], later)
+
+
+def settings_with(words: Sequence[str]) -> list[SettingInWords]:
+    """Return the settings that have all of these words in name or purpose: names first."""
+    every = [each for name, kind in tables().items() for each in settings_in(name, kind)]
+
+    def has(text: str) -> bool:
+        return all(word.lower() in text.lower() for word in words)
+
+    named = [each for each in every if has(each.name)]
+    purposes = [each for each in every if each not in named and has(f"{each.name} {each.purpose}")]
+    return named + purposes
 
 
 def may_be(hint: Any) -> str:

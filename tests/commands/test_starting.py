@@ -108,13 +108,13 @@ def test_a_command_that_raises_is_left_to_python() -> None:
 
 
 def test_ctrl_c_is_answered_with_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def impatient(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("groupwise.cli._report", impatient)
-    assert main(["report", "runs/any"]) == 130
+    monkeypatch.setattr("groupwise.commands.report.is_pipeline", impatient)
+    assert main(["report", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "stopped\n"
 
 
