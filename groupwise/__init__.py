@@ -97,6 +97,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 # Modules that users' files import by an older name, and where they are now.
 _MOVED = {
     "groupwise.composition": "groupwise.recipes",

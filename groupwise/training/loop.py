@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Generator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from groupwise.common.progress import phase
+from groupwise.common.taken_along import place_of
 from groupwise.config import Budget, Config
 from groupwise.errors import RunError
 from groupwise.evaluate.evaluate import Evaluation
@@ -66,13 +67,15 @@ def train(
     path: str | Path,
     display: Display | None = None,
     *,
+    reward: Callable[..., Any] | None = None,
     engine: MakeEngine | None = None,
 ) -> dict[str, Any]:
     """Train into a run folder, or go on where it stands. Returns the summary.
 
-    `engine` makes a sampler of your own for the policy, in place of the one that engine.backend
-    names.
+    `reward` is a function to grade with, in place of the configuration's reward.parts. `engine`
+    makes a sampler of your own for the policy, in place of the one that engine.backend names.
     """
+    config = _with_reward(config, reward, path)
     signals, world = Signals(), joined()
     with signals.held():
         cycle = _cycle(config, path, display or Display(), engine, signals, world)
@@ -88,6 +91,7 @@ def steps(
     path: str | Path,
     display: Display | None = None,
     *,
+    reward: Callable[..., Any] | None = None,
     engine: MakeEngine | None = None,
 ) -> Generator[Metrics, None, dict[str, Any]]:
     """Train one step at a time: yield the metrics of each, and return the summary.
@@ -96,7 +100,16 @@ def steps(
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
     to stop ends it: it is saved, and `Stopped` raised.
     """
+    config = _with_reward(config, reward, path)
     return _cycle(config, path, display or Display(), engine, Signals(), joined())
+
+
+def _with_reward(config: Config, reward: Callable[..., Any] | None, path: str | Path) -> Config:
+    """Return the configuration with a function as its reward, which the graders load by place."""
+    if reward is None:
+        return config
+    parts = {place_of(reward, Path(path) / "reward.py"): 1.0}
+    return replace(config, reward=replace(config.reward, parts=parts))
 
 
 def _cycle(
