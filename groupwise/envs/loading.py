@@ -65,7 +65,7 @@ class Maker:
             self.found = _called(self.found, self.options)
         self.own_reader: CallReader | None = None
         if ":" in setup.reader:
-            self.own_reader = _from_place(setup.reader)
+            self.own_reader = from_place(setup.reader)
 
     def make(self) -> AsyncEnvironment:
         """Make a world that nobody has been in."""
@@ -196,7 +196,7 @@ def with_options(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _named(name: str) -> Any:
-    return _from_place(name) if ":" in name else _built_in(builtin.PLACES[name])
+    return from_place(name) if ":" in name else _built_in(builtin.PLACES[name])
 
 
 def _built_in(place: str) -> Any:
@@ -204,7 +204,8 @@ def _built_in(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _from_place(text: str) -> Any:
+def from_place(text: str) -> Any:
+    """Return what a file or a module holds under a name: FILE.py:NAME, or package.module:NAME."""
     place, _, name = text.rpartition(":")
     module = _file(place) if place.endswith(".py") else _package(place)
     if not hasattr(module, name):

@@ -60,9 +60,9 @@ def found(setup: WorldSetup) -> WorldSetup:
         raise WorldError(f"A call can't take {setup.timeout!r} seconds. Make the limit positive.")
     if setup.parallel_calls < 1:
         raise WorldError("A turn needs room for a call: make parallel_calls at least 1.")
-    environment = _found(setup.environment, "environment", ENVIRONMENTS)
-    tools = tuple(_found(each, "tool", TOOLS) for each in setup.tools)
-    reader = _found(setup.reader, "", ()) if ":" in setup.reader else setup.reader
+    environment = placed(setup.environment, "environment", ENVIRONMENTS)
+    tools = tuple(placed(each, "tool", TOOLS) for each in setup.tools)
+    reader = placed(setup.reader, "", ()) if ":" in setup.reader else setup.reader
     if setup.options and not environment:
         raise WorldError(
             f"The options {dict(setup.options)} are an environment's, and there are tools alone. "
@@ -71,7 +71,7 @@ def found(setup: WorldSetup) -> WorldSetup:
     return replace(setup, environment=environment, tools=tools, reader=reader)
 
 
-def _found(text: str, kind: str, known: Any) -> str:
+def placed(text: str, kind: str, known: Any) -> str:
     """Return a name with the whole path of its file."""
     if not text or (kind == "tool" and text.startswith(PREFIX)):
         return text

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.envs.builtin.tictactoe import best, mover_of, put, worth
-from groupwise.envs.opening import WorldSetup, open_worlds
+from groupwise.envs.loading import from_place, told
+from groupwise.envs.opening import WorldSetup, open_worlds, placed
 from groupwise.envs.worlds import Answered, Fault, Worlds
 from groupwise.errors import WorldError
 
@@ -42,6 +43,7 @@ class TrialReport:
     guesser: float | None
     faults: tuple[str, ...]
     problems: tuple[str, ...]
+    said: tuple[str, ...] = ()  # by who guesses, in the longest of the episodes
 
 
 def play(
@@ -92,10 +94,11 @@ def try_environment(
 ) -> TrialReport:
     """Play the rows by who knows and by who guesses, and say what is wrong.
 
-    Built-in environments have players of their own; of others those that are given play.
+    Built-in environments have players of their own; in others rows' answers are said, unless
+    players are given.
     """
     name = setup.environment.partition("(")[0]
-    own = PLAYERS.get(name, (None, None))
+    own = PLAYERS.get(name) or players_of(rows)
     reach = DRAWN if name == "tictactoe" else 1.0
     oracle, guesser = oracle or own[0], guesser or own[1]
     worlds = open_worlds(setup)
@@ -106,7 +109,9 @@ def try_environment(
         worlds.close()
     faults = tuple(dict.fromkeys(game.fault for game in [*knows, *guesses] if game.fault))
     best, by_chance = _mean(knows), _mean(guesses)
-    return TrialReport(best, by_chance, faults, tuple(_problems(best, by_chance, faults, reach)))
+    said = max(([words for words, _ in game.heard[1:]] for game in guesses), key=len, default=[])
+    problems = tuple(_problems(best, by_chance, faults, reach))
+    return TrialReport(best, by_chance, faults, problems, tuple(said))
 
 
 def _mean(games: Sequence[Game]) -> float | None:
@@ -198,6 +203,50 @@ def the_answer(row: Mapping[str, Any], heard: Heard, stream: random.Random) -> s
 
 def any_answer(row: Mapping[str, Any], heard: Heard, stream: random.Random) -> str:
     return f"The answer is {stream.randint(0, 10**6)}"
+
+
+def players_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Player | None, Player | None]:
+    """Return who says a row's answer, and who says another's; nobody where no row has one."""
+    answers = sorted({str(row["answer"]) for row in rows if row.get("answer") is not None})
+    if not answers:
+        return None, None
+
+    def own(row: Mapping[str, Any], heard: Heard, stream: random.Random) -> str:
+        return str(row.get("answer"))
+
+    def of_another(row: Mapping[str, Any], heard: Heard, stream: random.Random) -> str:
+        others = [each for each in answers if each != str(row.get("answer"))]
+        return stream.choice(others or ["?"])
+
+    return own, of_another
+
+
+def named_player(text: str) -> Player:
+    """Return a player of a user: a function of the row, what was heard, and a random stream."""
+    if ":" not in text:
+        raise WorldError(f"{text!r} names no player. Write FILE.py:FUNCTION.")
+    found = from_place(placed(text, "player", ()))
+    if isinstance(found, type) or not callable(found):
+        raise WorldError(
+            f"The player {text} is no function. Write def NAME(row, heard, stream), which returns "
+            "a turn."
+        )
+    return checked_player(text, found)
+
+
+def checked_player(name: str, found: Callable[..., Any]) -> Player:
+    """Return a player whose faults are told as its own."""
+
+    def player(row: Mapping[str, Any], heard: Heard, stream: random.Random) -> str:
+        try:
+            said = found(row, heard, stream)
+        except Exception as error:  # the boundary to the user's code
+            raise WorldError(f"The player {name} raised {told(error)}.") from None
+        if not isinstance(said, str):
+            raise WorldError(f"The player {name} returned {said!r}, and a turn is a text.")
+        return said
+
+    return player
 
 
 PLAYERS: dict[str, tuple[Player, Player]] = {
