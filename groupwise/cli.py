@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from groupwise import __version__
 from groupwise.commands import (
     check_reward,
     collect,
@@ -122,7 +123,8 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         _take_run(args)
         if args.version:
-            return _version()
+            print(f"groupwise {__version__}")
+            return 0
         if args.command is None:
             return here.run()
         with progress():
@@ -159,13 +161,6 @@ def _drop_output() -> None:
     except OSError:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def _version() -> int:
-    from importlib.metadata import version
-
-    print(f"groupwise {version('groupwise')}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ and, for process supervision, `steps`: [(end, reward), ...] with ends counted in
 completion. Functions may be async. What a function gets wrong is recorded with each sample, and is
 never a 0.
 
-Completions are strings as the policy wrote them, special tokens included. But where the prompt is a
-list of messages, each of the `completions` is one, too, as in TRL: [{"role": "assistant",
-"content": ...}], without the token that ended it.
+Completions are strings as the policy wrote them, without the token that ended them; other special
+tokens stay. But where the prompt is a list of messages, each of the `completions` is one, too, as
+in TRL: [{"role": "assistant", "content": ...}].
 
 Files are loaded in a process of their own, where a call that takes too long is stopped.
 """
@@ -250,19 +250,18 @@ class UserFunction:
         return [Returned("error", why) if why else next(told) for why in problems]
 
     def _text(self, sample: SampleToGrade) -> str:
-        """Return the text; for a rubric, which reads messages, without the token that ended it."""
-        return self._content(sample) if self.shape == "rubric" else sample.text
-
-    def _content(self, sample: SampleToGrade) -> str:
-        """Return the text of a message, without the token that ended it."""
+        """Return the text without the token that ended it, as other tools decode it, so that
+        `completion == answer` and a pattern that ends with `$` mean what they say.
+        """
         end = next((end for end in self.ends if end and sample.text.endswith(end)), "")
         return sample.text.removesuffix(end) if sample.finish == "eos" else sample.text
 
     def _completion(self, sample: SampleToGrade) -> str | list[dict[str, str]]:
         """Return the completion as TRL has it: a message if the prompt is messages, else text."""
+        text = self._text(sample)
         if isinstance(sample.task.prompt, str):
-            return sample.text
-        return [{"role": "assistant", "content": self._content(sample)}]
+            return text
+        return [{"role": "assistant", "content": text}]
 
     def _of_one(self, sample: SampleToGrade) -> dict[str, Any]:
         task, prompt, text = sample.task, _prompt(sample.task), self._text(sample)
@@ -320,7 +319,12 @@ class UserFunction:
         asked = "messages" in self.wanted and "messages" not in samples[0].task.columns
         if not played and not asked:
             return {}
-        return {"messages": form([_conversation(sample) for sample in samples])}
+        return {"messages": form([self._conversation(sample) for sample in samples])}
+
+    def _conversation(self, sample: SampleToGrade) -> list[dict[str, Any]]:
+        if sample.episode is None:
+            return [{"role": "assistant", "content": self._text(sample)}]
+        return [dict(message) for message in sample.episode.messages]
 
     def _lacks(self, known: Mapping[str, Any]) -> str:
         for name, required in self.wanted.items():
@@ -399,12 +403,6 @@ def given_function(
 ) -> UserFunction:
     """Wrap a function of this process, such as a notebook's: it runs here, without a time-out."""
     return UserFunction(LocalCaller(function), name, ends)
-
-
-def _conversation(sample: SampleToGrade) -> list[dict[str, Any]]:
-    if sample.episode is None:
-        return [{"role": "assistant", "content": sample.text}]
-    return [dict(message) for message in sample.episode.messages]
 
 
 def _prompt(task: Task) -> str | list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Grader:
     1. Where there is neither, or where that part has no value, nothing says so.
 
     `ends` are the texts of the tokens and stop strings that end a completion. Built-in parts look
-    past them; a user's functions get the text as it is, rubrics without the token that ended it.
+    past them; a user's functions get the text without the one that ended it.
     """
 
     def __init__(

@@ -290,8 +290,14 @@ MOST = 0.75  # of the groups
 
 
 def nothing_passes(history: History) -> Evidence | None:
-    """Detect that nothing passes from the start; a later loss is another sickness."""
-    start = history.first(1, *FAIL_SHARE)
+    """Detect that nothing passes from the start; a later loss is another sickness.
+
+    Where most groups' rewards differ all the same, points for parts of an answer teach, and whole
+    answers may come later.
+    """
+    start, dead = history.first(1, *FAIL_SHARE), history.last(5, "groups/dead_share")
+    if dead and middle(dead) < 0.5:
+        return None
     return _most_groups(history, *FAIL_SHARE) if start and start[0].value >= 0.5 else None
 
 

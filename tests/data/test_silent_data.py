@@ -218,15 +218,25 @@ def test_bug_33_a_prompt_is_whole_or_dropped_never_cut() -> None:
 
 
 def test_bug_34_special_tokens_reach_the_reward(tmp_path: Path) -> None:
-    name = function(tmp_path, "def f(completion): return float(completion.endswith('</s>'))")
+    """All but the one that ended the answer, which `finish` and the ids tell: a text that ends with
+    it equals no answer.
+    """
+    name = function(
+        tmp_path,
+        "def f(completion, completion_ids, finish):\n"
+        f"    ended = finish == 'eos' and completion_ids[-1] == {END}\n"
+        "    return float(completion == '<eats>4' and ended)",
+    )
     model = tokenizer()
-    ids = (*model.encode("4"), END)
+    ids = (*model.encode("<eats>4"), END)
     text = model.decode(ids)
-    assert text == "4</s>"
+    assert text == "<eats>4</s>"
     sample = (Task(0, "2+2=", "4"), text, ids, "eos")
     ends = [model.decode([number]) for number in model.eos_ids]
-    grade = Grader({name: 1.0, "number": 1.0, "exact": 1.0}, ends).grade([sample])[0]
-    assert list(grade.parts.values()) == [1.0, 1.0, 1.0]  # and built-in parts look past them
+    grade = Grader({name: 1.0, "number": 1.0}, ends).grade([sample])[0]
+    assert list(grade.parts.values()) == [1.0, 1.0]
+    plain = (Task(0, "2+2=", "4"), "4</s>", (*model.encode("4"), END), "eos")
+    assert Grader({"exact": 1.0}, ends).grade([plain])[0].reward == 1.0  # built-in parts, too
     tags = "format(pattern='<think>...</think>...')"
     thought = (Task(0, "q"), "<think>so</think> 4</s>", (), "eos")
     assert Grader({tags: 1.0}, ends).grade([thought])[0].reward == 1.0

@@ -126,7 +126,6 @@ def test_what_is_no_reward_is_refused(file: Path, name: str, words: str) -> None
 
 
 def test_a_message_has_no_end_token(file: Path) -> None:
-    """A rubric reads messages; other functions get the text as it was written."""
     grader = Grader({f"{file}:env": 1.0}, ends=["</s>"])
     told = grader.grade([(Task(0, "q", "7"), "7</s>", (1,), "eos")])
     assert [grade.reward for grade in told] == [1.5]

@@ -328,3 +328,31 @@ def test_a_function_of_this_process_runs_here() -> None:
     (grade,) = grader.grade([(Task(0, "q"), "a", (), "eos")])
     assert (grade.reward, grade.correct, seen) == (2.0, True, ["a"])
     assert any("can't be stopped" in note for note in check(grader, [Task(0, "q", "a")]))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["completion, answer", "completions, answer", "solution_str, ground_truth", "messages, answer"],
+)
+@pytest.mark.parametrize("prompt", ["Which?", [{"role": "user", "content": "Which?"}]])
+def test_a_function_reads_a_text_without_the_token_that_ended_it(
+    tmp_path: Path, parameters: str, prompt: Any
+) -> None:
+    """`completion == answer` would be false for ever with the token behind it."""
+    seen, gold = parameters.split(", ")
+    (tmp_path / "own.py").write_text(f"""
+def content(seen):
+    return seen if isinstance(seen, str) else seen[-1]["content"]
+
+def reward({parameters}{", completion" if seen == "messages" else ""}):
+    if "{seen}" == "completions":
+        return [float(content(x) == a) for x, a in zip(completions, answer)]
+    return float(content({seen}) == {gold})
+""")
+    task = Task(0, prompt, "7")
+    grader = Grader({f"{tmp_path}/own.py:reward": 1.0}, ["<end>", "<stop>"])
+    samples = [
+        (task, "7<end>", (1, 2), "eos"), (task, "7<stop>", (1, 2), "eos"), (task, "7", (1,), "length"),
+        (task, "7<end>", (1, 2), "length"), (task, "<b>7<end>", (1, 2, 3), "eos"),
+    ]  # fmt: skip
+    assert [grade.reward for grade in grader.grade(samples)] == [1, 1, 1, 0, 0]

@@ -220,17 +220,14 @@ def test_bug_30_33_34_one_set_of_tokens_for_sampler_learner_reward_and_files(
     for row in recorded:
         assert row["prompt_text"] == tokenizer.decode(row["prompt_token_ids"])
         assert row["prompt_text"].endswith("=")
-    # 34: the reward gets the text with the token that ended it, and the ids themselves.
+    # 34: the reward gets the text without the token that ended it, and all of the ids.
     told = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     told = told[-len(recorded) :]  # behind the trials before the run
     for row, (prompt, text, token_ids, finish) in zip(recorded, told, strict=True):
-        assert (row["prompt_text"], row["text"], row["token_ids"], row["finish"]) == (
-            prompt,
-            text,
-            token_ids,
-            finish,
-        )
-        assert text.endswith("<end>") == (finish == "eos") == (token_ids[-1] == 0)
+        end = "<end>" if finish == "eos" else ""
+        assert (row["prompt_text"], row["token_ids"], row["finish"]) == (prompt, token_ids, finish)
+        assert row["text"] == text + end
+        assert (finish == "eos") == (token_ids[-1] == 0)
     assert {finish for *_, finish in told} == {"eos", "length"}
 
 

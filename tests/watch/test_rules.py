@@ -167,7 +167,7 @@ SICKNESSES: dict[str, Change] = {
         "length/wrong_mean": 200 + 10 * n, "correct/mean": 0.36, "reward/sampled_mean": 0.36},
     "repetition": lambda line, n: {"text/repetition": min(0.05 + 0.02 * n, 0.9)},
     "reward falls": lambda line, n: {"reward/sampled_mean": 0.02, "correct/mean": 0.02},
-    "all groups fail": lambda line, n: {"pass_rate/none": 0.95},
+    "all groups fail": lambda line, n: {"pass_rate/none": 0.95, "groups/dead_share": 0.95},
     "all groups pass": lambda line, n: {"pass_rate/all": 0.95},
     "dead groups": lambda line, n: {"groups/dead_share": 0.9},
     "no signal": lambda line, n: {"groups/dead_share": 1.0},
@@ -272,6 +272,13 @@ def test_useless_groups_are_counted() -> None:
     lines, _ = sick("all groups fail")
     (found,) = Health().see_all([line | {"groups/count": 16.0} for line in lines])
     assert found.evidence.text.startswith("15 of 16 groups useless (all fail)")
+
+
+def test_points_for_parts_of_an_answer_teach_though_nothing_is_right_yet() -> None:
+    few = [line | {"pass_rate/none": 1.0, "groups/dead_share": 0.1} for line in healthy()]
+    assert "all groups fail" not in names(few)
+    most = [line | {"pass_rate/none": 1.0, "groups/dead_share": 0.6} for line in healthy()]
+    assert "all groups fail" in names(most)
 
 
 def test_equal_rewards_are_said_once_by_the_rule_that_knows_why() -> None:
