@@ -31,6 +31,7 @@ from groupwise.runfiles.files import (
     unreadable,
     write_atomic,
 )
+from groupwise.runfiles.lock import NAME as LOCK
 from groupwise.runfiles.lock import Lock, writer
 from groupwise.runfiles.manifest import machine_facts
 from groupwise.runfiles.whole import PARTIAL, remove_unfinished, sync_folder
@@ -132,6 +133,23 @@ class RunFolder:
             if self._lock is lock:
                 self._lock = None
             lock.release()
+
+    @contextlib.contextmanager
+    def nothing_left_if_refused(self, *others: Path) -> Iterator[None]:
+        """Where a start fails before it is written down, remove what was made for it, `others` too.
+
+        Folders only if they are empty: what somebody else put there meanwhile stays.
+        """
+        places = (*others, self.rollouts, self.checkpoints, self.path / LOCK)
+        made = [x for x in (*places, self.path, *self.path.parents) if not os.path.lexists(x)]
+        try:
+            yield
+        except BaseException:
+            if not self.starts.exists() and self.path.is_dir():
+                with contextlib.suppress(OSError, RunError), self.locked():
+                    for path in made:
+                        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+            raise
 
     def check_place(self) -> None:
         """Stop where the folder that this process locked was moved, deleted or taken over."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -23,6 +25,7 @@ from groupwise.parallel.team import joined
 from groupwise.parallel.world import World
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.placing import place_line
+from groupwise.runfiles.folder import RunFolder
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
@@ -75,10 +78,9 @@ def train(
     `reward` is a function to grade with, in place of the configuration's reward.parts. `engine`
     makes a sampler of your own for the policy, in place of the one that engine.backend names.
     """
-    config = _with_reward(config, reward, path)
     signals, world = Signals(), joined()
     with signals.held():
-        cycle = _cycle(config, path, display or Display(), engine, signals, world)
+        cycle = _cycle(config, path, display or Display(), reward, engine, signals, world)
         while True:
             try:
                 next(cycle)
@@ -100,15 +102,14 @@ def steps(
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
     to stop ends it: it is saved, and `Stopped` raised.
     """
-    config = _with_reward(config, reward, path)
-    return _cycle(config, path, display or Display(), engine, Signals(), joined())
+    return _cycle(config, path, display or Display(), reward, engine, Signals(), joined())
 
 
-def _with_reward(config: Config, reward: Callable[..., Any] | None, path: str | Path) -> Config:
+def _with_reward(config: Config, reward: Callable[..., Any] | None, file: Path) -> Config:
     """Return the configuration with a function as its reward, which the graders load by place."""
     if reward is None:
         return config
-    parts = {place_of(reward, Path(path) / "reward.py"): 1.0}
+    parts = {place_of(reward, file): 1.0}
     return replace(config, reward=replace(config.reward, parts=parts))
 
 
@@ -116,13 +117,22 @@ def _cycle(
     config: Config,
     path: str | Path,
     display: Display,
+    reward: Callable[..., Any] | None,
     engine: MakeEngine | None,
     signals: Signals,
     world: World,
 ) -> Generator[Metrics, None, dict[str, Any]]:
+    file = Path(path) / "reward.py"
+    loaded = Path(cache_from_source(file))  # where a worker that imports it keeps its bytecode
     if not world.leads:
         display = Display(io.StringIO(), live=False)
-    with world.naming(display.doing):
+    with (
+        RunFolder(path).nothing_left_if_refused(file, loaded, loaded.parent)
+        if world.leads
+        else nullcontext(),
+        world.naming(display.doing),
+    ):
+        config = _with_reward(config, reward, file)
         return (yield from _cycle_in(config, path, display, engine, signals, world))
 
 
