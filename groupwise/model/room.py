@@ -16,6 +16,7 @@ from groupwise.model.cost import (
     HALF,
     Frozen,
     RoleSize,
+    active_parameters,
     cache_bytes,
     lora,
     memory,
@@ -25,9 +26,10 @@ from groupwise.model.cost import (
 )
 
 CPU_TOKENS = 1024  # of a micro-batch: more are no faster there
-# Beyond so many tokens a GPU computes hardly faster. A small model's micro-batch is over before the
-# host has asked for the next one, so it takes larger ones. Where an adapter learns, twice as many:
-# its narrow products keep the host longer, and the memory of a full update's state is free.
+# Beyond so many tokens a GPU computes hardly faster. A small model's micro-batch, or a mixture's of
+# which a token meets little, is over before the host has asked for the next one, so it takes larger
+# ones. Where an adapter learns, twice as many: its narrow products keep the host longer, and the
+# memory of a full update's state is free.
 SMALL_MODEL, SMALL_TOKENS, LARGE_TOKENS = 5e8, 32_768, 8_192
 # Of a GPU's memory, and of that a share: for captured decoding steps, workspaces, pieces too small
 # to use. Little, as too small a micro-batch stays so, and one too large is halved when it is met.
@@ -88,7 +90,7 @@ def automatic_tokens(demand: Demand, available: float) -> int:
     A power of two, so that a little more or less of free memory does not change the order of sums.
     """
     large = LARGE_TOKENS if demand.frozen is None else 2 * LARGE_TOKENS
-    most = SMALL_TOKENS if parameters(demand.shape) < SMALL_MODEL else large
+    most = SMALL_TOKENS if active_parameters(demand.shape) < SMALL_MODEL else large
     fitting = max(fitting_tokens(demand, available * (1 - SPARE_SHARE) - SPARE), 1)
     return min(most, 1 << (fitting.bit_length() - 1))
 

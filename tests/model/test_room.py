@@ -21,7 +21,7 @@ from groupwise.errors import ConfigError, ModelError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.model import room
 from groupwise.model.config import ModelConfig
-from groupwise.model.cost import HALF, cache_bytes, memory, parameters, peak
+from groupwise.model.cost import HALF, active_parameters, cache_bytes, memory, parameters, peak
 from groupwise.model.formats.checkpoint import save
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Transformer
@@ -66,6 +66,18 @@ def test_automatic_micro_batches() -> None:
     assert room.automatic_tokens(large, 36 * GiB) < room.automatic_tokens(
         replace(large, recompute=True), 36 * GiB
     )
+
+
+def test_a_mixture_of_which_a_token_meets_little_takes_large_micro_batches() -> None:
+    experts = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 256}
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
+    limit = {"max_position_embeddings": 4096}
+    shape = ModelConfig.from_hf(
+        {"model_type": "qwen3_moe", "vocab_size": 65536, **sizes, **heads, **limit, **experts}
+    )
+    assert active_parameters(shape) < 5e8 < parameters(shape)
+    assert room.automatic_tokens(Demand(shape, 256), 139 * GiB) == 32_768
 
 
 def test_training_that_does_not_fit_is_told_with_what_would() -> None:
