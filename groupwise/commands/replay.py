@@ -51,6 +51,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="run it again from its manifest, and compare bits"
     )
+    parser.add_argument(
+        "--env", action="store_true",
+        help="with --verify: let environments answer again; else recorded answers stand in",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, metavar="N", help="with --verify: the first N alone")
     parser.add_argument("--json", action="store_true", help="data instead of text")
     parser.set_defaults(run_command=run)
@@ -65,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.verify:
         return _verify(args)
+    if args.env:
+        raise ConfigError(
+            "--env belongs to --verify. Methods are replayed on what was recorded: no environment "
+            "is asked."
+        )
     if args.steps is not None:
         raise ConfigError("--steps belongs to --verify. To replay some steps write --step 1..5.")
     if not args.recipe:
@@ -170,7 +179,7 @@ def _verify(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(text, file=sys.stderr)
 
-    found = verify(args.path, args.steps, tell)
+    found = verify(args.path, args.steps, tell, args.env)
     if args.json:
         print_json(found.as_dict())
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,11 +14,15 @@ from groupwise.data.prompts import Wording
 from groupwise.engine.protocol import Done, Engine, Sampling
 from groupwise.envs.episodes import EpisodeLimits
 from groupwise.envs.playing import Played, Players, StartingPrompt
+from groupwise.envs.recorded_worlds import RecordedWorlds
 from groupwise.envs.turn_template import TurnTemplate
 from groupwise.envs.worlds import Worlds
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.prepare.rollouts import SampledGroup
-from groupwise.records import Message, Task
+from groupwise.records import Episode, Message, Task
+
+# By prompt, draw and sample (-1: the likeliest answer): the prompt's tokens, and what was said.
+Conversations = Mapping[tuple[int, int, int], tuple[tuple[int, ...], Episode]]
 
 
 class Turns:
@@ -35,6 +39,7 @@ class Turns:
         self.config, self.tokenizer, self.template = config, tokenizer, template
         self.context = min(config.turns.context or context, context)
         self._open_worlds = open_worlds
+        self.recorded: Conversations = {}  # answers of training that are not asked for again
         data = config.data
         self.wording = Wording(data.template, data.system, data.instruction)
 
@@ -63,13 +68,15 @@ class Turns:
         The tasks of the groups have the prompt that the policy has read: tools and the first words
         of the environment are part of it.
         """
+        known = self._known(prompts, samples, sampling, stream)
         starts = [
-            StartingPrompt(row_of(task), task.id, draw, self._opening(task))
+            StartingPrompt(row_of(task), task.id, draw, self._opening(task, known))
             for task, draw in prompts
         ]
+        heard = [episode for _, episode in known.values()]
         players = Players(
             engine,
-            self.worlds,
+            RecordedWorlds(heard) if known else self.worlds,
             self.template,
             self.tokenizer,
             self.limits(sampling),
@@ -103,8 +110,24 @@ class Turns:
             left_out=frozenset(turns.left_out),
         )
 
-    def _opening(self, task: Task) -> Callable[[Sequence[Message]], tuple[int, ...]]:
+    def _known(
+        self, prompts: Sequence[tuple[Task, int]], samples: int, sampling: Sampling, stream: str
+    ) -> Conversations:
+        """Return the recorded episodes of all these samples, in order; none if one is missing."""
+        first = 0 if sampling.temperature else -1
+        places = [(task.id, draw, first + n) for task, draw in prompts for n in range(samples)]
+        if stream != "train" or not all(place in self.recorded for place in places):
+            return {}
+        return {place: self.recorded[place] for place in places}
+
+    def _opening(
+        self, task: Task, known: Conversations
+    ) -> Callable[[Sequence[Message]], tuple[int, ...]]:
+        prompts = {prompt: ids for (prompt, _, _), (ids, _) in known.items()}
+
         def opening(first: Sequence[Message]) -> tuple[int, ...]:
+            if task.id in prompts:
+                return prompts[task.id]
             tools = self.worlds.tools
             if not first and not tools:
                 return task.token_ids  # the prompt as it is without turns

@@ -16,6 +16,7 @@ from groupwise.errors import RunError
 from groupwise.model.formats.checkpoint import read_companions
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.optim.assemble import Group
+from groupwise.prepare.episodes import Conversations
 from groupwise.records import (
     Branch,
     CalledTool,
@@ -29,6 +30,7 @@ from groupwise.records import (
     TurnFacts,
 )
 from groupwise.runfiles.folder import RunFolder
+from groupwise.runfiles.rollouts import read
 
 SCALARS = ("prompt_id", "draw", "group", "sample", "prompt_token_ids", "token_ids", "turns",
            "episode", "turn_seconds",
@@ -98,6 +100,17 @@ def groups_of(table: pa.Table) -> list[Group]:
         rollout = Rollout(task, row["draw"], row["sample"], done, row["text"], grade, branch=branch)
         made.setdefault(row["group"], []).append(rollout)
     return list(made.values())
+
+
+def episodes_of(folder: RunFolder) -> Conversations:
+    """Return all episodes that a run has recorded, by place, with their prompts."""
+    columns = ("prompt_id", "draw", "sample", "prompt_token_ids", "episode", "turn_seconds")
+    return {
+        (row["prompt_id"], row["draw"], row["sample"]): (tuple(row["prompt_token_ids"]), episode)
+        for step in folder.rollout_steps()
+        for row in read(folder.rollout(step), columns).to_pylist()
+        if (episode := _episode(row)) is not None
+    }
 
 
 def _episode(row: Mapping[str, Any]) -> Episode | None:

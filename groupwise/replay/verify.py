@@ -22,11 +22,12 @@ import torch
 
 from groupwise.common.progress import counted
 from groupwise.config import Config
+from groupwise.envs.recorded_worlds import first_difference
 from groupwise.errors import GroupwiseError, RunError
 from groupwise.explain.render import bullets, wrapped
 from groupwise.graders.recorded_verdicts import recorded as recorded_verdicts
 from groupwise.prepare import pins
-from groupwise.prepare.recorded import read_config
+from groupwise.prepare.recorded import episodes_of, groups_of, read_config
 from groupwise.prepare.setup import on_gpu
 from groupwise.replay.bits import (
     WEIGHTS,
@@ -39,6 +40,7 @@ from groupwise.replay.bits import (
 from groupwise.replay.stretches import RunPart, edited, lay_out_checkpoint, parts_of
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.manifest import machine_facts
+from groupwise.runfiles.rollouts import read
 from groupwise.runfiles.starts import CODE, changes_on_the_way, read_starts
 from groupwise.training.cold_start import COLD_START
 from groupwise.training.loop import begin, one_step
@@ -120,9 +122,15 @@ class Verified:
 
 
 def verify(
-    path: str | Path, steps: int | None = None, tell: Callable[[str], None] = lambda text: None
+    path: str | Path,
+    steps: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    env: bool = False,
 ) -> Verified:
-    """Run it again in a folder that is thrown away, and compare step by step."""
+    """Run it again in a folder that is thrown away, and compare step by step.
+
+    What environments have answered is taken from the record, unless `env`.
+    """
     folder = RunFolder(path)
     config = read_config(folder)
     manifest = _manifest(folder)
@@ -136,14 +144,14 @@ def verify(
         str(folder.path),
         changed=changes_on_the_way(folder),
         unwritten=not starts or any(start.inferred for start in starts),
-        notes=_notes(folder, config, manifest, last, steps),
+        notes=_notes(folder, config, manifest, last, steps, env),
     )
     with tempfile.TemporaryDirectory(prefix="groupwise_verify_") as place:
         again = RunFolder(Path(place) / "run")
         again.path.mkdir()
         if config.model.path == "tiny" and (folder.path / COLD_START).is_dir():
             (again.path / COLD_START).symlink_to((folder.path / COLD_START).resolve())
-        _repeat_parts(_Repetition(folder, again, manifest, metrics, found, tell), parts)
+        _repeat_parts(_Repetition(folder, again, manifest, metrics, found, tell, env), parts)
     if not found.steps and found.left_out and found.same:
         raise RunError(f"{folder.path} can't be repeated here: {' '.join(found.left_out)}")
     return found
@@ -159,6 +167,7 @@ class _Repetition:
     metrics: Mapping[int, Mapping[str, Any]]
     found: Verified
     tell: Callable[[str], None]
+    env: bool  # environments answer again
 
 
 def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:
@@ -194,6 +203,9 @@ def _repeat_parts(second: _Repetition, parts: list[RunPart]) -> None:
                 )
             if taken or _asks_a_judge(part.config):
                 run.parts.known = recorded_verdicts(map(folder.rollout, folder.rollout_steps()))
+            if run.parts.turns is not None and not second.env:
+                run.parts.turns.recorded = episodes_of(folder)
+                run.parts.held_out = []  # nobody has recorded what was said there
             _repeat(second, run, part, last=at + 1 == len(parts), taken=taken)
             if found.difference is not None:
                 return
@@ -239,7 +251,8 @@ def _repeat(second: _Repetition, run: Run, part: RunPart, *, last: bool, taken: 
         rollouts = (folder.rollout(step), again.rollout(step))
         difference = compare_rollouts(step, *rollouts) if rollouts[0].is_file() else None
         if difference is None and step in second.metrics:
-            judged = ("eval/",) if taken or _asks_a_judge(run.config) else ()
+            unheard = run.config.turns.used and not second.env
+            judged = ("eval/",) if taken or unheard or _asks_a_judge(run.config) else ()
             difference = compare_metrics(step, second.metrics[step], now, judged)
         for name in (f"checkpoints/step_{step}", f"snapshots/step_{step}"):
             if difference is None and (folder.path / name).is_dir():
@@ -248,11 +261,35 @@ def _repeat(second: _Repetition, run: Run, part: RunPart, *, last: bool, taken: 
                 found.checkpoints += [name] if difference is None else []
         if difference is not None:
             found.difference = difference
+            if second.env:
+                found.notes += answered_otherwise(difference, *rollouts)
             return
         found.steps, found.weights = found.steps + (step > 0), str(now.get(WEIGHTS, found.weights))
         second.tell(f"step {step} of {max(second.metrics)}: the same")
         if stopped and last and step == part.last:  # before, the run was started again, and went on
             found.notes.append(f"The second run stopped after step {step}: {stopped}")
+
+
+def answered_otherwise(difference: FirstDifference, then: Path, now: Path) -> list[str]:
+    """Return in words where an environment has answered otherwise than recorded, if it has."""
+    if difference.what.startswith("eval/"):
+        return ["Held-out episodes are not recorded turn by turn: who said something else there, "
+                "the policy or its environment, is not known."]  # fmt: skip
+    if not then.is_file() or not now.is_file():
+        return []
+    old, new = (
+        {(r.task.id, r.draw, r.sample): (number, r.completion.episode)
+         for number, group in enumerate(groups_of(read(file))) for r in group}
+        for file in (then, now)
+    )  # fmt: skip
+    for place, (group, before) in old.items():
+        after = new.get(place, (0, None))[1]
+        if before is None or after is None:
+            continue
+        if why := first_difference(before, after):
+            where = f"group {group}, sample {place[2]}"
+            return [f"The environment has answered otherwise than recorded: {where}, {why}."]
+    return []
 
 
 # --- before anything expensive ------------------------------------------------------------------
@@ -331,7 +368,12 @@ def _asks_a_judge(config: Config) -> bool:
 
 
 def _notes(
-    folder: RunFolder, config: Config, manifest: Mapping[str, Any], last: int, steps: int | None
+    folder: RunFolder,
+    config: Config,
+    manifest: Mapping[str, Any],
+    last: int,
+    steps: int | None,
+    env: bool,
 ) -> list[str]:
     said = []
     if on_gpu(config) and not config.engine.exact:
@@ -348,6 +390,11 @@ def _notes(
         said.append(
             "A judge is asked for some rewards. Its recorded verdicts are taken where the answer "
             "is the same; on held-out tasks it is asked anew, and they are not compared."
+        )
+    if config.turns.used and not env:
+        said.append(
+            "What the environment has answered was taken from the record, where it is kept, and "
+            "held-out tasks were not played. With --env it answers again."
         )
     if manifest.get("earlier"):
         said.append(
