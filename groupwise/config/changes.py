@@ -35,6 +35,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "adapter.dropout": (True, "later updates drop another share"),
     "tiny": (False, "the starting model was made with it"),
     "data": (False, "the place in the data that the run has reached is one in that data"),
+    "curriculum": (True, "later prompts are drawn more or less often"),
     "keep": (False, "the rows that the run learns from were chosen by it"),
     "data.streaming": (True, "where tasks are kept, not which or in what order"),
     "reward": (True, "rewards before and after can't be compared"),

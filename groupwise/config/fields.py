@@ -276,6 +276,27 @@ class Data:
 
 
 @dataclass(frozen=True)
+class CurriculumSettings:
+    """How often prompts are drawn, by the running share of their answers that pass."""
+
+    # how often prompts that are too easy are drawn, relative to others: 0.25 is at one of four
+    # passes over the data; 1: as often
+    easy: Annotated[float, Range(0.01, 1.0)] = 1.0
+    # how often prompts that are too hard are drawn, relative to others; 1: as often
+    hard: Annotated[float, Range(0.01, 1.0)] = 1.0
+    above: Fraction = 0.9  # prompts whose running pass rate is at least this are too easy
+    below: Fraction = 0.1  # prompts whose running pass rate is at most this are too hard
+    # how much the newest group counts in its prompt's running pass rate, the older ones the rest;
+    # 1: it alone
+    newest: PositiveFraction = 0.5
+
+    @property
+    def thins(self) -> bool:
+        """Return whether some prompts are drawn less often than others."""
+        return min(self.easy, self.hard) < 1
+
+
+@dataclass(frozen=True)
 class Keep:
     """The answers of earlier runs (data.runs) that are learned from: rejection sampling."""
 
@@ -640,6 +661,7 @@ class Config:
     adapter: Adapter = field(default_factory=Adapter)
     tiny: Tiny = field(default_factory=Tiny)
     data: Data = field(default_factory=Data)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
     keep: Keep = field(default_factory=Keep)
     reward: Reward = field(default_factory=Reward)
     engine: EngineSettings = field(default_factory=EngineSettings)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from groupwise.config.fields import CurriculumSettings
+from groupwise.data.curriculum import Curriculum
 from groupwise.data.on_disk import Places, tasks_at
 from groupwise.errors import DataError
 from groupwise.records import Task
@@ -25,32 +27,64 @@ class Draw(NamedTuple):
 class Cursor:
     """Endless passes over the tasks, each in an order of its own.
 
-    Every pass draws every task once, so the number of a task's draws is the number of passes
-    before this one: a prompt that comes back, even in the same batch, has another draw number.
+    Every pass comes to every task once, so the number of a draw is the number of passes before this
+    one: a prompt that comes back, even in the same batch, has another draw number. With a
+    curriculum some are passed over.
     """
 
-    def __init__(self, tasks: Sequence[Task], seed: int | str, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        seed: int | str,
+        shuffle: bool = True,
+        curriculum: CurriculumSettings | None = None,
+    ) -> None:
         if not tasks:
             raise DataError("There are no tasks to draw from. Check data.train.")
         self.seed, self.shuffle = seed, shuffle
         self.count, self.fingerprint = len(tasks), fingerprint(tasks)
         self.epoch = self.position = 0
         self._order = self._order_of(0)
+        self.curriculum = None if curriculum is None else Curriculum(curriculum)
+        self._ids = [task.id for task in tasks] if self.curriculum else []
+
+    @property
+    def drawn(self) -> int:
+        """Return how many tasks were drawn so far."""
+        turns = self.epoch * self.count + self.position
+        return turns - (self.curriculum.passed_over if self.curriculum else 0)
 
     def take(self, n: int) -> list[Draw]:
         """Return the next n draws, continuing with the next pass where one ends."""
-        drawn = []
-        for _ in range(n):
+        drawn: list[Draw] = []
+        while len(drawn) < n:
             if self.position == self.count:
                 self.epoch, self.position = self.epoch + 1, 0
                 self._order = self._order_of(self.epoch)
-            drawn.append(Draw(int(self._order[self.position]), self.epoch))
+            place = int(self._order[self.position])
             self.position += 1
+            if self._admits(place):
+                drawn.append(Draw(place, self.epoch))
         return drawn
+
+    def _admits(self, place: int) -> bool:
+        turn = f"{self.seed}/{self.epoch}"
+        return self.curriculum is None or self.curriculum.admits(self._ids[place], turn)
+
+    def note(self, task: Task, share: float) -> None:
+        """Take in the share of a task's answers that passed, where anything goes by it."""
+        if self.curriculum is not None:
+            self.curriculum.note(task.id, share)
+
+    @property
+    def curricula(self) -> list[Curriculum]:
+        """Return what goes by pass rates here: one curriculum, or none."""
+        return [] if self.curriculum is None else [self.curriculum]
 
     def state(self) -> dict[str, Any]:
         """Return all that `restore` needs, as JSON."""
-        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+        learned = {} if self.curriculum is None else {"curriculum": self.curriculum.state()}
+        return {"epoch": self.epoch, "position": self.position, **self._identity(), **learned}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state of the same tasks in the same order."""
@@ -74,6 +108,8 @@ class Cursor:
             )
         self.epoch, self.position = epoch, position
         self._order = self._order_of(epoch)
+        if self.curriculum is not None:
+            self.curriculum.restore(state.get("curriculum", {}))
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -99,7 +135,12 @@ class MixedCursor:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool = True
+        self,
+        tasks: Sequence[Task],
+        weights: Mapping[str, float],
+        seed: int,
+        shuffle: bool = True,
+        curriculum: CurriculumSettings | None = None,
     ) -> None:
         total = sum(weights.values())
         self.shares = {source: weight / total for source, weight in weights.items()}
@@ -111,7 +152,7 @@ class MixedCursor:
                 raise DataError(f"There are no tasks of {source} to draw from. Check data.train.")
         self._places = {source: np.array(places) for source, places in found.items()}
         self.parts = {
-            source: Cursor(tasks_at(tasks, places), f"{seed}/{source}", shuffle)
+            source: Cursor(tasks_at(tasks, places), f"{seed}/{source}", shuffle, curriculum)
             for source, places in self._places.items()
         }
 
@@ -128,13 +169,22 @@ class MixedCursor:
     def take(self, n: int) -> list[Draw]:
         """Return the next n draws."""
         drawn = []
-        counts = {s: part.epoch * part.count + part.position for s, part in self.parts.items()}
+        counts = {source: part.drawn for source, part in self.parts.items()}
         for number in range(sum(counts.values()) + 1, sum(counts.values()) + n + 1):
             source = max(counts, key=lambda s: self.shares[s] * number - counts[s])
             counts[source] += 1
             (draw,) = self.parts[source].take(1)
             drawn.append(Draw(int(self._places[source][draw.task]), draw.number))
         return drawn
+
+    def note(self, task: Task, share: float) -> None:
+        """Take in the share of a task's answers that passed, where anything goes by it."""
+        self.parts[task.source].note(task, share)
+
+    @property
+    def curricula(self) -> list[Curriculum]:
+        """Return what goes by pass rates here: a curriculum a source, or none."""
+        return [found for part in self.parts.values() for found in part.curricula]
 
     def state(self) -> dict[str, Any]:
         """Return all that `restore` needs, as JSON."""
@@ -157,10 +207,16 @@ TaskCursor = Cursor | MixedCursor
 
 
 def cursor_of(
-    tasks: Sequence[Task], weights: Mapping[str, float], seed: int, shuffle: bool
+    tasks: Sequence[Task],
+    weights: Mapping[str, float],
+    seed: int,
+    shuffle: bool,
+    curriculum: CurriculumSettings | None = None,
 ) -> TaskCursor:
     """Make a cursor, by the weights of the sources where they have any."""
-    return MixedCursor(tasks, weights, seed, shuffle) if weights else Cursor(tasks, seed, shuffle)
+    if weights:
+        return MixedCursor(tasks, weights, seed, shuffle, curriculum)
+    return Cursor(tasks, seed, shuffle, curriculum)
 
 
 def fingerprint(tasks: Sequence[Task]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,7 +10,8 @@ from groupwise.model.cost import Group as Size
 from groupwise.optim.assemble import Group, sequences_of
 from groupwise.prepare.judgements import JudgedAnswer
 from groupwise.prepare.rollouts import failed
-from groupwise.records import Rollout, TokenBatch
+from groupwise.records import Rollout, Task, TokenBatch
+from groupwise.watch.samples import passed
 
 
 @dataclass
@@ -55,6 +56,13 @@ class Collected:
             if answer.said:
                 found.append(Size(answer.prompt_tokens, [said.tokens for said in answer.said]))
         return found
+
+    def pass_rates(self) -> Iterator[tuple[Task, float]]:
+        """Yield the task of each group and the share of its graded answers that passed."""
+        for group in self.drawn:
+            marks = [mark for row in group if (mark := passed(row)) is not None]
+            if marks:
+                yield group[0].task, sum(marks) / len(marks)
 
     def metrics(self) -> dict[str, float]:
         """Measure all that was sampled: what dynamic sampling drops is part of the picture."""

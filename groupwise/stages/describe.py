@@ -8,6 +8,7 @@ from groupwise.model.room import CPU_TOKENS
 from groupwise.optim.roles import ROLES
 from groupwise.stages import stage_of
 from groupwise.stages.consequences import anchored
+from groupwise.stages.curriculum_checks import curriculum_lines
 from groupwise.streams import ROLE_FACTS
 
 
@@ -40,7 +41,8 @@ def describe(
     lines += [
         f"or fewer: it ends with the step that reaches {n:,} {w}" for w, n in budget.items() if n
     ]
-    return [*lines, *stage.notes(), *_engine_lines(config), *_eval_lines(config, held_out, graded)]
+    lines += [*stage.notes(), *curriculum_lines(config), *_engine_lines(config)]
+    return lines + _eval_lines(config, held_out, graded)
 
 
 def _length(config: Config, tasks: int | None, again: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from groupwise.common.progress import phase
 from groupwise.common.taken_along import place_of
 from groupwise.config import Budget, Config
+from groupwise.data.curriculum import measures as curriculum_measures
 from groupwise.errors import RunError
 from groupwise.evaluate.evaluate import Evaluation
 from groupwise.model.cost import Group, model_flops, rollout_cost
@@ -233,6 +234,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     progress.step += 1
     progress.version += sum(not outcome.skipped for outcome in updates.outcomes)
     progress.memory, progress.tokens = updates.memory, progress.tokens + collected.tokens
+    for task, share in collected.pass_rates():
+        progress.cursor.note(task, share)
     deliver(run, clock)
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():
@@ -290,6 +293,7 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
         **lag_metrics(run, updates),
         "weights/version": run.progress.version,
         "data/epoch": run.progress.cursor.epoch,
+        **curriculum_measures(run.progress.cursor.curricula),
         "cost/tokens": run.progress.tokens,
     }
 

@@ -155,7 +155,13 @@ def _open(
         turns=setup.turns,
     )
     progress = Progress(
-        cursor_of(setup.tasks, setup.mixture, config.seed, config.data.shuffle),
+        cursor_of(
+            setup.tasks,
+            setup.mixture,
+            config.seed,
+            config.data.shuffle,
+            config.curriculum if config.curriculum.thins else None,
+        ),
         micro_tokens=learner.micro_tokens,
         micro_tokens_asked=learner.optim.micro_tokens,
         opened=begun,

@@ -532,7 +532,8 @@ def test_a_run_on_a_mixture_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_page_is_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    example, curriculum = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert load_config(source_of(curriculum, tmp_path)).curriculum.easy == 0.25
     data = load_config(source_of(example, tmp_path)).data
     assert data.duplicates == "drop" and list(data.sources)[1] == "data/olympiads-*.parquet"
     sections = re.findall(r"\n## (.*?)\n", page)

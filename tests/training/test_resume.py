@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "a moving reference": {"recipe": "grpo", "reference__update": "ema:0.9"},
     "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
+    "a curriculum": {"data__size": 16, "curriculum__easy": 0.25, "curriculum__hard": 0.25},
     "a learned exponent": {"recipe": "lambda_grpo"},
     "branches of answers": {
         "recipe": "vineppo",
@@ -105,6 +106,7 @@ def test_bug_46_n_and_n_more_steps_equal_2n(kind: str, tmp_path: Path) -> None:
         "a critic that learns alone at first",
         "a reward model that learns first",
         "routes of the sampler",
+        "a curriculum",
     ],
 )
 def test_killed_at_random_moments_it_comes_back_the_same(kind: str, tmp_path: Path) -> None:

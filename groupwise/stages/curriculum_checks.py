@@ -1,0 +1,62 @@
+"""Rules for prompts that are drawn by their running pass rates (curriculum.*)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from groupwise.config.fields import Config
+from groupwise.config.reading import DEFAULTS
+from groupwise.config.values import flat
+from groupwise.methods.method import Method
+from groupwise.stages.ignored import ignored
+
+
+def curriculum_of_what(config: Config, recipe: Method) -> Iterator[str]:
+    """Refuse to go by pass rates where no answers are graded, and settings that do nothing."""
+    rule, values = config.curriculum, flat(config)
+    asked = [
+        name for name in values if name.startswith("curriculum.") and values[name] != DEFAULTS[name]
+    ]
+    if not asked:
+        return
+    if recipe.judging is not None:
+        yield (
+            f"{asked[0]}={values[asked[0]]} goes by the share of answers that pass, and with "
+            f"recipe {recipe.name} the policy itself says how good they are. Leave it out."
+        )
+        return
+    if not (recipe.samples and recipe.reads_rewards):
+        reads = "reads no rewards" if recipe.samples else f"learns from {recipe.learns_from}"
+        why = f", which {reads}: it goes by the share of sampled answers that pass. Leave it out."
+        yield ignored(config, asked[0], recipe.name, why)
+        return
+    idle = {
+        "curriculum.above": rule.easy == 1 and "curriculum.easy",
+        "curriculum.below": rule.hard == 1 and "curriculum.hard",
+        "curriculum.newest": not rule.thins and "curriculum.easy or curriculum.hard",
+    }
+    for name, missing in idle.items():
+        if missing and name in asked:
+            yield (
+                f"{name}={values[name]} would be ignored: no prompts are drawn less often by it. "
+                f"Set {missing} below 1, or leave it out."
+            )
+    if rule.thins and rule.below >= rule.above:
+        yield (
+            f"curriculum.below={rule.below:g} is not under curriculum.above={rule.above:g}: a "
+            "prompt between them would be too easy and too hard at once. Move them apart."
+        )
+
+
+def curriculum_lines(config: Config) -> list[str]:
+    """Say which prompts are drawn less often."""
+    rule = config.curriculum
+    said = {
+        f"too easy (passed in at least {rule.above:.0%})": rule.easy,
+        f"too hard (passed in at most {rule.below:.0%})": rule.hard,
+    }
+    return [
+        f"prompts that are {which} are drawn at {share:.0%} of their turns"
+        for which, share in said.items()
+        if share < 1
+    ]
