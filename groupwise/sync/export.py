@@ -28,9 +28,9 @@ from groupwise.model.formats.classifier import is_classifier
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import base_of, load_policy
+from groupwise.model.probe import logp_of_ids
 from groupwise.runfiles.rollouts import read
 from groupwise.sync.checkpoints import best, newest
-from groupwise.sync.publish import logp_of_ids
 
 # The largest difference of a log-probability that rounding the weights may make: several times
 # what it made for SmolLM2-135M (0.01 and 0.07).

@@ -16,7 +16,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from groupwise.errors import ModelError
 from groupwise.model.adapters import peft_files
 from groupwise.model.adapters.lora import Adapter, adapters
 from groupwise.model.adapters.quantized import QuantizedLinear
@@ -29,23 +28,14 @@ from groupwise.model.formats.checkpoint import (
     write_tensors,
 )
 from groupwise.model.formats.expert_files import apart
-from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.experts import Experts
-from groupwise.model.layers.head import HeadQuery
 from groupwise.model.layers.linear import is_turned, linear_layers
 from groupwise.model.layers.transformer import Policy, Transformer
+from groupwise.model.probe import Ids, logp_of_ids, probe_of
 from groupwise.parallel.sharding import gathered, stored_dtype
 
 Named = Iterator[tuple[str, Tensor]]
-Ids = tuple[int, ...]
 LAYER = re.compile(r"(.*\.\d+)\.")  # what a tensor's name has before its place in a layer
-# The probe: words, and tokens drawn by a fixed seed, which reach the whole vocabulary.
-TEXTS = (
-    "The quick brown fox jumps over the lazy dog.",
-    "What is 12 + 30? Think step by step, then give the answer.",
-)
-DRAWN, DRAWN_TOKENS, MOST_TOKENS = 2, 48, 64
 
 
 # --- tensors ----------------------------------------------------------------------------------
@@ -206,28 +196,3 @@ class Publisher:
     def scored(self, sequences: Sequence[Ids], temperature: float = 1.0) -> list[Tensor]:
         """Return the learner's log-probability of every token but each sequence's first."""
         return [logp_of_ids(self.loaded.model, ids, temperature) for ids in sequences]
-
-
-def probe_of(tokenizer: Tokenizer, vocabulary: int) -> tuple[Ids, ...]:
-    """Return the probe of a vocabulary: always the same."""
-    found = []
-    for text in TEXTS:
-        try:
-            ids = tuple(tokenizer.encode(text))[:MOST_TOKENS]
-        except ModelError:  # an alphabet without these characters
-            continue
-        found += [ids] if len(ids) > 1 else []
-    generator = torch.Generator().manual_seed(0)
-    drawn_NT = torch.randint(vocabulary, (DRAWN, DRAWN_TOKENS), generator=generator)
-    return (*found, *(tuple(row) for row in drawn_NT.tolist()))
-
-
-@torch.no_grad()
-def logp_of_ids(model: Policy, ids: Ids, temperature: float = 1.0) -> Tensor:
-    """Return the log-probability of every token but the first, on the CPU."""
-    token_T = torch.tensor(ids, device=model.head_weight.device)
-    query = HeadQuery(
-        torch.arange(len(ids) - 1, device=token_T.device), token_T[1:], temperature=temperature
-    )
-    positions = packed_positions([len(ids)]).to(token_T.device)
-    return model.predict(token_T, positions, packed([len(ids)]), query).logp_T.float().cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 
 from groupwise.data.cursor import Cursor
 from groupwise.engine.native.engine import NativeEngine
+from groupwise.engine.native.process import ProcessEngine
 from groupwise.engine.protocol import Engine, Request, Sampling, State, Ticket, Wrote
 from groupwise.errors import ConfigError, EngineError, RunError
 from groupwise.graders.rubric import Grader
@@ -110,6 +112,37 @@ def test_a_process_beside_the_learner_gives_the_same_bits(tmp_path: Path) -> Non
     assert left_behind(tmp_path / "one") == left_behind(tmp_path / "two")
     lines = [json.loads(x) for x in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     assert {"time/learner_idle", "time/sampler_idle"} <= lines[-1].keys()
+
+
+@pytest.mark.parametrize("sync", ["drain", pytest.param("recompute", marks=pytest.mark.slow)])
+def test_a_sampler_that_is_killed_changes_no_bit(
+    sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started again and asked again, under the same keys: nothing lost, nothing repeated."""
+    changes = LAGGING | {"train__sync": sync, "steps": 4}
+    wanted, counted = ProcessEngine._wanted, itertools.count(1)
+
+    def killing(self: ProcessEngine, found: Any) -> Any:
+        if next(counted) in (2, 9):
+            self.sampler.process.kill()
+        return wanted(self, found)
+
+    monkeypatch.setattr(ProcessEngine, "_wanted", killing)
+    run(tmp_path / "killed", engine__servers=1, **changes)
+    check_prompts(tmp_path / "killed", 4, 1)
+    lines = metrics(tmp_path / "killed")
+    assert sum(line.get("sync/restarts", 0) for line in lines) >= 1
+    events = (tmp_path / "killed" / "events.jsonl").read_text()
+    assert "exit code -9" in events and "started again" in events
+    if sync == "drain":  # else it hangs on timing which weights write what
+        run(tmp_path / "whole", **changes)
+        killed, whole = left_behind(tmp_path / "killed"), left_behind(tmp_path / "whole")
+        for each in (killed, whole):
+            each.pop("events")
+        killed["metrics"] = [
+            {k: x for k, x in line.items() if not k.startswith("sync/")} for line in lines
+        ]
+        assert killed == whole
 
 
 class Disorderly(Engine):
