@@ -277,7 +277,7 @@ class Data:
 
 @dataclass(frozen=True)
 class CurriculumSettings:
-    """How often prompts are drawn, by the running share of their answers that pass."""
+    """How often prompts are drawn and answered, by the running share of answers that pass."""
 
     # how often prompts that are too easy are drawn, relative to others: 0.25 is at one of four
     # passes over the data; 1: as often
@@ -289,11 +289,21 @@ class CurriculumSettings:
     # how much the newest group counts in its prompt's running pass rate, the older ones the rest;
     # 1: it alone
     newest: PositiveFraction = 0.5
+    # answers to each prompt: "equal", group_size to all; "knapsack", as many on average, more to
+    # prompts whose pass rate says that another one may teach something
+    group_sizes: Literal["equal", "knapsack"] = "equal"
+    least: Count = 2  # the fewest answers to a prompt, where group sizes differ
+    most: Count = 128  # the most answers to a prompt, where group sizes differ
 
     @property
     def thins(self) -> bool:
         """Return whether some prompts are drawn less often than others."""
         return min(self.easy, self.hard) < 1
+
+    @property
+    def used(self) -> bool:
+        """Return whether anything goes by pass rates."""
+        return self.thins or self.group_sizes != "equal"
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ class Cursor:
         if self.curriculum is not None:
             self.curriculum.note(task.id, share)
 
+    def rate(self, task: Task) -> float | None:
+        """Return the running pass rate of a task; None where it is not known."""
+        return None if self.curriculum is None else self.curriculum.rates.get(task.id)
+
     @property
     def curricula(self) -> list[Curriculum]:
         """Return what goes by pass rates here: one curriculum, or none."""
@@ -180,6 +184,10 @@ class MixedCursor:
     def note(self, task: Task, share: float) -> None:
         """Take in the share of a task's answers that passed, where anything goes by it."""
         self.parts[task.source].note(task, share)
+
+    def rate(self, task: Task) -> float | None:
+        """Return the running pass rate of a task; None where it is not known."""
+        return self.parts[task.source].rate(task)
 
     @property
     def curricula(self) -> list[Curriculum]:

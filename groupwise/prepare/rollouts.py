@@ -42,7 +42,7 @@ class SampledGroup:
 def sample_groups(
     engine: Engine,
     prompts: Sequence[tuple[Task, int]],
-    samples: int,
+    samples: int | Sequence[int],
     sampling: Sampling,
     stream: str = "train",
     done: Done | None = None,
@@ -50,15 +50,18 @@ def sample_groups(
 ) -> list[SampledGroup]:
     """Sample completions for (task, draw number) pairs, in order; tell `done` of each.
 
-    With `turns` they are episodes: environments answer the policy.
+    `samples` is one number, or one for each. With `turns` they are episodes: environments answer
+    the policy, and all prompts have equally many.
     """
     if turns is not None:
+        assert isinstance(samples, int)
         return turns.sample(engine, prompts, samples, sampling, stream, done)
+    counts = [samples] * len(prompts) if isinstance(samples, int) else samples
     requests = [
-        Request(task.token_ids, samples, prompt_id=task.id, draw=draw, stream=stream)
-        for task, draw in prompts
+        Request(task.token_ids, count, prompt_id=task.id, draw=draw, stream=stream)
+        for (task, draw), count in zip(prompts, counts, strict=True)
     ]
-    with phase("sampling", samples * len(requests), "completions") as told:
+    with phase("sampling", sum(counts), "completions") as told:
         groups = engine.generate(requests, sampling, done=done, wrote=told)
     return [
         SampledGroup(task, draw, group) for (task, draw), group in zip(prompts, groups, strict=True)

@@ -80,6 +80,10 @@ class Collected:
             "reward/missing_share": sum(r.grade.reward is None for r in rows) / len(rows),
             "correct/mean": _mean([r.grade.correct for r in rows]),
         }
+        sizes = {len(group) for group in self.drawn}
+        if len(sizes) > 1:
+            found["curriculum/smallest_group"] = float(min(sizes))
+            found["curriculum/largest_group"] = float(max(sizes))
         if self.branches:
             found |= self._of_branches()
         if self.judged:

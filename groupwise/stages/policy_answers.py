@@ -7,6 +7,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
+from groupwise.data.group_sizes import group_sizes
 from groupwise.errors import RecipeError
 from groupwise.optim.assemble import Group
 from groupwise.prepare.rollouts import ConcurrentGrading, grade, sample_groups
@@ -16,7 +17,7 @@ from groupwise.watch.clock import Clock
 
 
 class PolicyAnswers:
-    """Samples `group_size` answers to each prompt."""
+    """Samples `group_size` answers to each prompt, or as many as its pass rate asks for."""
 
     sampled = True
 
@@ -42,12 +43,19 @@ class PolicyAnswers:
         )
         beside = ConcurrentGrading(parts.grader, parts.loaded.tokenizer, chosen, parts.known)
         with clock("rollout"), beside:
-            samples = self.config.group_size
+            samples = self._samples([cursor.rate(task) for task, _ in chosen])
             written = sample_groups(
                 parts.engine, chosen, samples, sampling, done=beside.take, turns=parts.turns
             )
         with clock("grade"):
             return beside.rollouts(written)
+
+    def _samples(self, rates: Sequence[float | None]) -> int | list[int]:
+        """Return how many answers each prompt gets."""
+        size, rule = self.config.group_size, self.config.curriculum
+        if rule.group_sizes == "equal":
+            return size
+        return group_sizes(rates, size, least=rule.least, most=rule.most)
 
 
 def greedy(config: Config, parts: Parts[Any], groups: Sequence[Group], clock: Clock) -> list[Group]:

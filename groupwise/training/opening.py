@@ -160,7 +160,7 @@ def _open(
             setup.mixture,
             config.seed,
             config.data.shuffle,
-            config.curriculum if config.curriculum.thins else None,
+            config.curriculum if config.curriculum.used else None,
         ),
         micro_tokens=learner.micro_tokens,
         micro_tokens_asked=learner.optim.micro_tokens,

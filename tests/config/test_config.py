@@ -123,9 +123,9 @@ WORDED = ("critic.alone_steps",)
 @pytest.mark.parametrize("name", list(FIELDS))
 def test_every_field_can_be_set_and_is_written(name: str) -> None:
     words = ("float32", "bfloat16", "chat", "linear", "mask", "int8", "ema:0.5", "drop", "always",
-             "after", "anew", "shortest", "last", "keep", "ipc")  # fmt: skip
-    values = (*words, "cuda:1", True, False, 7, 0.5, 0.25, ["a"], ["wandb"], ["done"], {"exact": 0.5},
-              {"other": 7}, {"math": "a"})  # fmt: skip
+             "after", "anew", "shortest", "last", "keep", "ipc", "knapsack")  # fmt: skip
+    values = (*words, "cuda:1", True, False, 7, 0.5, 0.25, ["a"], ["wandb"], ["done"],
+              {"exact": 0.5}, {"other": 7}, {"math": "a"})  # fmt: skip
     other = next(x for x in values if x != DEFAULTS[name] and _takes(name, x))
     config = load(**{name: other})
     assert flat(config)[name] == (tuple(other) if isinstance(other, list) else other)

@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "a moving reference": {"recipe": "grpo", "reference__update": "ema:0.9"},
     "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
     "a curriculum": {"data__size": 16, "curriculum__easy": 0.25, "curriculum__hard": 0.25},
+    "group sizes by pass rate": {"data__size": 16, "curriculum__group_sizes": "knapsack"},
     "a learned exponent": {"recipe": "lambda_grpo"},
     "branches of answers": {
         "recipe": "vineppo",
