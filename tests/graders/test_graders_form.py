@@ -352,7 +352,9 @@ def reward({parameters}{", completion" if seen == "messages" else ""}):
     task = Task(0, prompt, "7")
     grader = Grader({f"{tmp_path}/own.py:reward": 1.0}, ["<end>", "<stop>"])
     samples = [
-        (task, "7<end>", (1, 2), "eos"), (task, "7<stop>", (1, 2), "eos"), (task, "7", (1,), "length"),
+        (task, "7<end>", (1, 2), "eos"),
+        (task, "7<stop>", (1, 2), "eos"),
+        (task, "7", (1,), "length"),
         (task, "7<end>", (1, 2), "length"), (task, "<b>7<end>", (1, 2, 3), "eos"),
     ]  # fmt: skip
     assert [grade.reward for grade in grader.grade(samples)] == [1, 1, 1, 0, 0]
