@@ -459,7 +459,7 @@ def test_captured_steps_of_an_fp8_copy_say_what_its_forward_pass_says(name: str)
         theirs = learners(model, REQUESTS, groups)
         near, far = ((x - together(groups)).abs().mean() for x in (own, theirs))
         # A last bit of an input may take it to the next of its few numbers.
-        assert near < 0.7 * far and 0.005 < far < 0.5, (float(near), float(far))
+        assert near < 0.9 * far and 0.005 < far < 0.5, (float(near), float(far))
         assert {done.weights for group in groups for done in group} == {"fp8"}
         with torch.no_grad():
             for parameter in model.parameters():
