@@ -46,7 +46,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mend Triton's interpreter: ranges whose bounds are arrays, and sums that know their company.
+    """Mend Triton's interpreter: ranges whose bounds are arrays, sums that know their company, and
+    8-bit floats, where it loses a carry into the exponent.
 
     Triton 3.6 makes a range's bounds by int() of arrays, which NumPy 2.4 refuses. Its products are
     NumPy's, whose last bits depend on the shape of the whole on some processors; a row of a real
@@ -62,6 +63,16 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(tile + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+    convert, kind = interpreter._convert_float, interpreter.tl.float8e4nv
+
+    def converted(x: Any, before: Any, after: Any, rounding: Any) -> Any:
+        if after != kind or before != interpreter.tl.float32:
+            return convert(x, before, after, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(x)).clamp(-448, 448)
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
 
     patch = interpreter._patch_lang_tensor
 

@@ -75,7 +75,8 @@ def _fit(digits: list[str], wanted: list[Number]) -> bool:
 Whole = Annotated[int, Range(0)]
 _ONE, _ABOVE_ZERO, _DECAY = Range(1), Range(0.0, above=True), Range(0.0, 0.999999, above=True)
 SamplingWeights = Annotated[
-    str, Forms(("shared", "int8"), (("stale", (int, _ONE)), ("noise", (float, _ABOVE_ZERO))))
+    str,
+    Forms(("shared", "fp8", "int8"), (("stale", (int, _ONE)), ("noise", (float, _ABOVE_ZERO)))),
 ]
 AUTO: Final = "auto"
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -406,8 +407,10 @@ class EngineSettings:
     # record which experts of a mixture each sampled token visits; recipes that replay them do so
     # anyway
     record_routes: bool = False
-    # weights that sample: "shared", the learner's own; or, to study a mismatch, a copy: "int8",
-    # "stale:K" updates old, with "noise:S" added
+    # weights that sample: "shared", the learner's own; "fp8", a copy in 8-bit floats, which large
+    # models sample faster from on GPUs that multiply these, only with a recipe that corrects for
+    # it, such as tis; or, to study a mismatch, a copy: "int8", "stale:K" updates old, with
+    # "noise:S" added
     weights: SamplingWeights = "shared"
 
 

@@ -139,7 +139,7 @@ class Capabilities:
     # "shared": the learner's own parameters. Else the name of a copy, which goes with every sample:
     # then log-probabilities that differ from the learner's are measured instead of refused
     weights: str = "shared"
-    copies: bool = False  # knows the copies of engine.weights: int8, stale:K, noise:S
+    copies: bool = False  # knows the copies of engine.weights: fp8, int8, stale:K, noise:S
     exact: bool = False  # can give the learner's log-probabilities to the last bit (engine.exact)
     top_k_logps: bool = False  # records the likeliest tokens too (Sampling.record_top_k)
     routes: bool = False  # records the experts of a mixture too (Sampling.record_routes)

@@ -34,6 +34,9 @@ SMALL_MODEL, SMALL_TOKENS, LARGE_TOKENS = 5e8, 32_768, 8_192
 # Of a GPU's memory, and of that a share: for captured decoding steps, workspaces, pieces too small
 # to use. Little, as too small a micro-batch stays so, and one too large is halved when it is met.
 SPARE, SPARE_SHARE = 2**30, 0.02
+# Of a GPU's memory, for a sampler's process beside the learner: copy of the weights, caches. Both
+# are at work at once, and neither knows what the other will ask for.
+SAMPLER_SHARE = 0.5
 LONGEST = 2**24  # tokens: as far as a search goes
 USUAL = Spec(16, ALPHA)  # the adapter that is offered where all weights are too many
 

@@ -349,7 +349,7 @@ def check_room(config: Config, path: str | Path, *, training: bool) -> None:
     shape = stored_shape(path) if on_gpu(config) else None
     if shape is not None:
         why = device_room.refusal(
-            demand_of(config, shape, training=training), device_bytes(config.model.device)
+            demand_of(config, shape, training=training), bytes_for(config, training=training)
         )
         if why:
             raise ModelError(why)
@@ -398,7 +398,14 @@ def micro_tokens_of(config: Config, shape: ModelConfig) -> int:
     if not on_gpu(config):
         return device_room.CPU_TOKENS
     demand = demand_of(config, shape, training=True)
-    return device_room.automatic_tokens(demand, device_bytes(config.model.device))
+    return device_room.automatic_tokens(demand, bytes_for(config, training=True))
+
+
+def bytes_for(config: Config, *, training: bool) -> float:
+    """Return the device's memory for the learner: what a sampler beside it leaves there."""
+    engine, there = config.engine, device_bytes(config.model.device)
+    beside = training and engine.servers > 0 and engine.backend == "native" and on_gpu(config)
+    return there * (1 - device_room.SAMPLER_SHARE) if beside else there
 
 
 def on_gpu(config: Config) -> bool:

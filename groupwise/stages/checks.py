@@ -190,9 +190,12 @@ def servers_of_an_engine(config: Config, recipe: Method) -> Iterator[str]:
     """Refuse what an engine says against its own settings; rounded weights must be corrected."""
     engine = config.engine
     yield from backend(engine.backend).problems(engine)
-    if engine.quantization and recipe.samples and "sampler_logp_NT" not in recipe.streams:
+    rounds = f"engine.quantization={engine.quantization}" if engine.quantization else ""
+    if engine.weights == "fp8":
+        rounds = "engine.weights=fp8"
+    if rounds and recipe.samples and "sampler_logp_NT" not in recipe.streams:
         yield (
-            f"engine.quantization={engine.quantization} samples from weights that are not the "
+            f"{rounds} samples from weights that are not the "
             f"learner's, and recipe {recipe.name} does not correct for it: rewards fall in "
             "silence. Take one that does (recipe=tis, recipe=icepop), or add recipe.correction."
         )

@@ -10,7 +10,6 @@ from groupwise.engine.backends import capabilities_of
 from groupwise.groups.steps import branching_of
 from groupwise.methods.composition import Recipe
 from groupwise.methods.method import Method
-from groupwise.prepare.placing import place
 
 CORRECTED = (
     "Take a recipe that weighs by learner/sampler (tis, icepop, olmo3; or add "
@@ -63,11 +62,6 @@ def samplers_beside(config: Config, recipe: Method) -> Iterator[str]:
         yield (
             f"{asked} with engine.weights={engine.weights}: a sampler's process has the learner's "
             "weights. Set engine.weights=shared, or engine.servers=0."
-        )
-    if place(config.model).device != "cpu":
-        yield (
-            f"{asked} is built for CPUs so far: on a GPU two processes would share its computing "
-            "all the same. Set engine.servers=0, or model.device=cpu."
         )
 
 

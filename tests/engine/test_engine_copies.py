@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.engine.randomness import key, normals
-from groupwise.errors import EngineError
+from groupwise.errors import EngineError, ModelError
 from groupwise.model.adapters.lora import LoRA
+from groupwise.model.layers.fp8 import check_fp8
+from groupwise.model.layers.fused_linear import concatenated
+from groupwise.model.layers.linear import Linear
+from groupwise.model.layers.ops import Plain
 from groupwise.model.layers.transformer import Transformer
 
 SAMPLING = Sampling(max_tokens=12)
@@ -48,6 +52,35 @@ def quantised(model: Transformer) -> Transformer:
     return twin
 
 
+def by_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit floats and their scales, written down a second time: 3 bits behind the first."""
+    scale = x.abs().max(1, keepdim=True).values / 448
+    unit = x / scale
+    step = torch.exp2(unit.abs().clamp(min=2**-6).log2().floor() - 3)
+    return torch.round(unit / step) * step, scale
+
+
+class Eighths(Plain):
+    """Products of rows in 8-bit floats, inputs and weights alike."""
+
+    def linear(self, module: Linear, x_TD: Tensor) -> Tensor:
+        weight = module.weight
+        if module.adapter is not None:
+            weight = weight + module.adapter.delta()  # type: ignore[operator]
+        (x, x_scale), (w, w_scale) = by_row(x_TD), by_row(weight)
+        out = x_scale * (x @ w.T) * w_scale.T
+        return out if module.bias is None else out + module.bias
+
+
+def in_eight_bits(model: Transformer) -> Transformer:
+    twin = copy.deepcopy(model)
+    twin.ops = Eighths()
+    return twin
+
+
+EXPECTED = {"shared": lambda model: model, "int8": quantised, "fp8": in_eight_bits}
+
+
 def differs(
     model: Transformer,
     sampler: NativeEngine,
@@ -58,7 +91,7 @@ def differs(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("weights", ["shared", "int8", "stale:1"])
+@pytest.mark.parametrize("weights", ["shared", "fp8", "int8", "stale:1"])
 def test_bugs_38_to_40_every_parameter_arrives(name: str, weights: str) -> None:
     """One parameter at a time, so that none can hide behind the others."""
     asked, sampling = request(9, 2), Sampling(max_tokens=4)
@@ -70,11 +103,11 @@ def test_bugs_38_to_40_every_parameter_arrives(name: str, weights: str) -> None:
         before = copy.deepcopy(model)
         perturb(model, version, only=changed)
         sampler.sync(version)
-        expected = {"shared": model, "int8": quantised(model), "stale:1": before}[weights]
+        expected = before if weights == "stale:1" else EXPECTED[weights](model)
         assert differs(expected, sampler, asked, sampling) <= 1e-5, changed
 
 
-@pytest.mark.parametrize("weights", ["shared", "int8"])
+@pytest.mark.parametrize("weights", EXPECTED)
 def test_bug_38_an_adapter_is_delivered(weights: str) -> None:
     """Attached after the engine was made, then trained, then taken off."""
     model = make("llama3")
@@ -85,20 +118,19 @@ def test_bug_38_an_adapter_is_delivered(weights: str) -> None:
     nn.init.normal_(adapter.lora_A), nn.init.normal_(adapter.lora_B)
     projection.adapter = adapter  # type: ignore[union-attr, assignment]
     sampler.sync(1)
-    expected = model if weights == "shared" else quantised(model)
-    assert differs(expected, sampler) <= 1e-5
-    assert differs(plain if weights == "shared" else quantised(plain), sampler) > 1e-3
+    asked = EXPECTED[weights]
+    assert differs(asked(model), sampler) <= 1e-5
+    assert differs(asked(plain), sampler) > 1e-3
     with torch.no_grad():
         adapter.lora_B.mul_(-2)
     sampler.sync(2)
-    expected = model if weights == "shared" else quantised(model)
-    assert differs(expected, sampler) <= 1e-5
+    assert differs(asked(model), sampler) <= 1e-5
     projection.adapter = None  # type: ignore[union-attr, assignment]
     sampler.sync(3)
-    assert differs(plain if weights == "shared" else quantised(plain), sampler) <= 1e-5
+    assert differs(asked(plain), sampler) <= 1e-5
 
 
-@pytest.mark.parametrize("weights", ["shared", "int8"])
+@pytest.mark.parametrize("weights", EXPECTED)
 def test_bug_39_no_old_weights_come_back(weights: str) -> None:
     """Rollouts between updates, several updates between rollouts: always the newest."""
     model = make("qwen2")
@@ -108,7 +140,7 @@ def test_bug_39_no_old_weights_come_back(weights: str) -> None:
         sampler.sync(version)
         if version % 2:
             continue
-        expected = model if weights == "shared" else quantised(model)
+        expected = EXPECTED[weights](model)
         for _ in range(2):
             assert differs(expected, sampler) <= 1e-5
         found = one(sampler, ASKED, SAMPLING)
@@ -116,7 +148,7 @@ def test_bug_39_no_old_weights_come_back(weights: str) -> None:
         assert {c.weights for c in found} == {weights}
 
 
-@pytest.mark.parametrize("weights", ["shared", "int8", "stale:1"])
+@pytest.mark.parametrize("weights", ["shared", "fp8", "int8", "stale:1"])
 def test_bug_40_a_tied_head_follows_its_embedding(weights: str) -> None:
     model = make("smollm2")
     sampler = engine(model, weights=weights)
@@ -129,13 +161,13 @@ def test_bug_40_a_tied_head_follows_its_embedding(weights: str) -> None:
         perturb(old, only="embed_tokens")
         expected = old
     else:
-        expected = model if weights == "shared" else quantised(model)
+        expected = EXPECTED[weights](model)
     assert differs(expected, sampler) <= 1e-5
     copied = sampler.source.model
     assert copied.head_weight is dict(copied.named_parameters())["model.embed_tokens.weight"]
 
 
-@pytest.mark.parametrize("weights", ["shared", "int8", "stale:1", "noise:0.3"])
+@pytest.mark.parametrize("weights", ["shared", "fp8", "int8", "stale:1", "noise:0.3"])
 def test_bug_41_no_prompt_survives_an_update(weights: str) -> None:
     """The same prompt before and after: a fresh engine on the new weights says the same bits."""
     model = make("llama3")
@@ -210,6 +242,48 @@ def test_int8_rounds_matrices_and_nothing_else() -> None:
     assert torch.equal(embedding[5], torch.zeros(72)) and embedding.isfinite().all()
 
 
+def test_8_bit_floats_lie_where_captured_steps_read_them() -> None:
+    """New weights are written over old ones; what is not rounded is the learner's own."""
+    model = make("qwen2")
+    sampler = engine(model, weights="fp8")
+    copied = dict(sampler.source.model.named_parameters())
+    places = {name: each.data_ptr() for name, each in copied.items()}
+    own = {name: each.data_ptr() for name, each in model.named_parameters()}
+    rounded = {name for name in own if name.endswith("proj.weight")}
+    assert {name: place for name, place in own.items() if name not in rounded} == {
+        name: place for name, place in places.items() if not name.endswith((".bits", ".scale"))
+    }
+    assert len(rounded) == 7 * 3 == sum(name.endswith(".bits") for name in places)
+    perturb(model)
+    sampler.sync(1)
+    after = dict(sampler.source.model.named_parameters())
+    assert {name: each.data_ptr() for name, each in after.items()} == places
+    layer = sampler.source.model.layers[0].self_attn  # type: ignore[attr-defined]
+    joined = concatenated([layer.q_proj.bits, layer.k_proj.bits, layer.v_proj.bits])
+    assert joined.data_ptr() == layer.q_proj.bits.data_ptr() and len(joined) == 48 + 16 + 16
+    model.to(torch.float64).to(torch.float32)  # everything lies elsewhere
+    perturb(model, 1)
+    sampler.sync(2)
+    assert differs(in_eight_bits(model), sampler) <= 1e-5
+
+
+def test_8_bit_floats_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="mixture of experts"):
+        engine(make("qwen3_moe"), weights="fp8")
+
+    class OnGpu:
+        is_cuda, device = True, "cuda"
+
+    model = make("qwen2")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
+    monkeypatch.setattr(type(model), "head_weight", OnGpu())
+    for since, words in (((8, 0), "NVIDIA A100 has no products of 8-bit"), ((9, 0), "of 16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, since=since: since)
+        model.layers[0].mlp.up_proj.outputs = 81
+        with pytest.raises(ModelError, match=words):
+            check_fp8(model)
+
+
 def test_a_stale_copy_is_exactly_so_many_updates_old() -> None:
     model = make("smollm2")
     sampler = engine(model, weights="stale:2")
@@ -261,7 +335,7 @@ def test_a_stale_copy_can_be_restored() -> None:
         engine(model, weights="stale:2", version=3).restore(broken)
 
 
-@pytest.mark.parametrize("weights", ["shared", "int8", "noise:0.1"])
+@pytest.mark.parametrize("weights", ["shared", "fp8", "int8", "noise:0.1"])
 def test_other_weights_need_nothing_saved(weights: str) -> None:
     sampler = engine(weights=weights)
     assert sampler.state() == {}
@@ -307,7 +381,7 @@ def test_noise_is_keyed_and_recorded(temperature: float) -> None:
     ["", "int4", "stale", "stale:0", "stale:x", "stale:1.5", "noise:", "noise:-1", "noise:inf"],
 )
 def test_unknown_weights_are_refused_with_the_known_forms(weights: str) -> None:
-    with pytest.raises(EngineError, match=r'"int8", "stale:K".*"noise:S"'):
+    with pytest.raises(EngineError, match=r'"fp8", "int8", "stale:K".*"noise:S"'):
         engine(weights=weights)
 
 

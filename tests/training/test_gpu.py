@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,15 +16,21 @@ from engine_zoo import same
 from torch import Tensor
 
 from groupwise import batch_phase, config, recipe
+from groupwise.engine.backends import EngineSetup
 from groupwise.engine.native.engine import NativeEngine
+from groupwise.engine.native.process import ProcessEngine
+from groupwise.engine.native.shared import SharedWeights
 from groupwise.engine.protocol import Request, Sampling
 from groupwise.errors import EngineError
 from groupwise.model.adapters.lora import adapters, attach
 from groupwise.model.adapters.quantized import quantize
 from groupwise.model.adapters.targets import Spec
 from groupwise.model.config import ModelConfig
+from groupwise.model.formats.checkpoint import Loaded
 from groupwise.model.formats.tokenizer import Tokenizer, character_files
 from groupwise.model.layers.equip import equip
+from groupwise.model.layers.fp8 import SINCE, fp8_copy
+from groupwise.model.layers.fused_linear import concatenated
 from groupwise.model.layers.transformer import Transformer
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.adamw import AdamW
@@ -428,3 +434,95 @@ def test_in_exact_mode_runs_repeat_and_resume_to_the_bit(name: str, tmp_path: Pa
     assert len({line["weights/fingerprint"] for line in whole["metrics"][1:]}) == 4
     assert left_behind(tmp_path / "again") == whole
     assert left_behind(tmp_path / "halves") == whole
+
+
+# --- 8-bit floats -----------------------------------------------------------------------------
+
+
+def copied(model: Transformer) -> NativeEngine:
+    tokenizer = Tokenizer(alphabet(), eos_ids=ENDS, pad_id=0)
+    return NativeEngine(model, tokenizer, seed=7, slots=0, weights="fp8")
+
+
+@every_family
+def test_captured_steps_of_an_fp8_copy_say_what_its_forward_pass_says(name: str) -> None:
+    """And go on saying it when new weights were written over the old ones."""
+    if torch.cuda.get_device_capability() < SINCE:
+        pytest.skip("no products of 8-bit floats")
+    model = equipped(name, exact=False)
+    sampler = copied(model)
+    sampling = Sampling(max_tokens=LONGEST, min_tokens=0)
+    for version in (0, 1):
+        groups = sampler.generate(REQUESTS, sampling)
+        assert sampler.decoder is not None and sampler.decoder.graphs, "not captured"
+        own = learners(sampler.source.model, REQUESTS, groups)  # type: ignore[arg-type]
+        theirs = learners(model, REQUESTS, groups)
+        near, far = ((x - together(groups)).abs().mean() for x in (own, theirs))
+        # A last bit of an input may take it to the next of its few numbers.
+        assert near < 0.9 * far and 0.005 < far < 0.5, (float(near), float(far))
+        assert {done.weights for group in groups for done in group} == {"fp8"}
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        sampler.sync(version + 1)
+
+
+def test_an_fp8_copy_takes_half_the_memory() -> None:
+    model = equipped("llama", exact=False)
+    made = fp8_copy(model)
+    sizes = [
+        sum(p.nbytes for key, p in x.named_parameters() if ".layers." in key and p.dim() > 1)
+        for x in (model, made)
+    ]
+    assert sizes[1] * 2 == sizes[0]
+
+
+# --- a process beside ---------------------------------------------------------------------------
+
+
+def check_beside(model: Transformer) -> None:
+    """Answers, new weights by CUDA IPC, answers again, a process that is killed."""
+    tokenizer = Tokenizer(alphabet(), eos_ids=ENDS, pad_id=0)
+    settings = config.EngineSettings(servers=1)
+    told: list[str] = []
+    setup = EngineSetup(
+        Loaded(model, tokenizer, {}), settings, 7, lambda _, text: told.append(text)
+    )
+    beside = NativeEngine.made(setup)
+    assert isinstance(beside, ProcessEngine)
+    try:
+        for version in range(4):
+            if version == 3:
+                beside.sampler.process.kill()
+            groups = beside.generate(REQUESTS, Sampling(max_tokens=LONGEST))
+            gap = (learners(model, REQUESTS, groups) - together(groups)).abs().mean()
+            assert float(gap) < 0.02 and {x.version for x in groups[0]} == {version}
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.requires_grad:
+                        parameter.mul_(1.1)
+            beside.sync(version + 1)
+            assert beside.gap[0] < 1e-3
+        assert beside.restarts == 1 and "exit code -9" in told[0]
+    finally:
+        beside.close()
+
+
+def test_a_process_on_the_same_gpu_reads_new_weights_where_they_lie() -> None:
+    model = equipped("qwen2", exact=False)
+    shared = SharedWeights(model)
+    attention = cast(Transformer, shared.view()).layers[0].self_attn
+    first = attention.q_proj.weight
+    assert concatenated([first, attention.k_proj.weight]).data_ptr() == first.data_ptr()
+    check_beside(model)
+
+
+def test_a_process_on_the_same_gpu_reads_frozen_weights_of_the_learner() -> None:
+    model = make("qwen3")
+    attach(model, Spec(4, 8.0), seed=1)
+    equip(model, exact=False)
+    before = torch.cuda.memory_allocated()
+    shared = SharedWeights(model)
+    assert torch.cuda.memory_allocated() - before < 2**21  # the adapter alone
+    del shared
+    check_beside(model)

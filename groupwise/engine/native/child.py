@@ -17,11 +17,10 @@ from queue import SimpleQueue
 import torch
 
 from groupwise.engine.native.engine import NativeEngine
-from groupwise.engine.native.shared import StoredParameter, attach, mapped
+from groupwise.engine.native.shared import Lent, borrowed
 from groupwise.engine.protocol import Sync, Ticket
 from groupwise.errors import GroupwiseError, in_short
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.model.layers.transformer import PolicyModel
 from groupwise.model.probe import logp_of_ids
 
 SIGN_OF_LIFE = 5.0  # seconds after which it says that it is at work, if it had nothing else to say
@@ -31,35 +30,37 @@ SIGN_OF_LIFE = 5.0  # seconds after which it says that it is at work, if it had 
 class Beginning:
     """All that a sampler's process is started with."""
 
-    model: PolicyModel  # without its parameters
-    places: list[StoredParameter]
-    size: int
+    weights: Lent
     tokenizer: Tokenizer
     seed: int
     slots: int
     on_sync: Sync
     threads: int
     version: int
+    memory: float  # share of a GPU's that it may take
 
 
-def run(orders_file: int, answers_file: int, weights_file: int) -> None:
+def run(orders_file: int, answers_file: int) -> None:
     """Take orders until nobody gives any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner's process decides when to end
     orders, answers = Connection(orders_file), Connection(answers_file)
     with contextlib.suppress(EOFError, OSError):
-        Sampler(pickle.loads(orders.recv_bytes()), weights_file, orders, answers).serve()
+        Sampler(pickle.loads(orders.recv_bytes()), orders, answers).serve()
 
 
 class Sampler:
     """A native engine, and whoever gives it orders."""
 
-    def __init__(
-        self, given: Beginning, weights: int, orders: Connection, answers: Connection
-    ) -> None:
+    def __init__(self, given: Beginning, orders: Connection, answers: Connection) -> None:
         torch.set_num_threads(given.threads)
         self.orders, self.answers = orders, answers
+        model = borrowed(given.weights)
+        self.device = model.head_weight.device
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.set_per_process_memory_fraction(given.memory, self.device)
         self.engine = NativeEngine(
-            attach(given.model, mapped(weights, given.size, given.places)),
+            model,
             given.tokenizer,
             seed=given.seed,
             slots=given.slots,
@@ -110,6 +111,8 @@ class Sampler:
             self.engine.cancel(own)
             self.names = {t: name for t, name in self.names.items() if t not in own}
         elif order == "rest":
+            if self.device.type == "cuda":  # it may still read what will be written
+                torch.cuda.synchronize(self.device)
             self._reply(None)
             while self._follow() != "sync":  # nothing is sampled before the new weights
                 pass

@@ -1,7 +1,8 @@
 """The weights that the engine samples from: the learner's own, or a copy that differs on purpose.
 
-Copies are for studying a mismatch between sampler and learner: rounded to 8 bits, some updates
-old, or with noise on the logits. What is recorded is always the copy's own.
+Most copies are for studying a mismatch between sampler and learner: rounded to 8 bits, some updates
+old, or with noise on the logits. One is there because it samples faster: products of 8-bit floats.
+What is recorded is always the copy's own.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from torch import Tensor
 
 from groupwise.engine.protocol import State, WeightSource
 from groupwise.errors import EngineError
+from groupwise.model.layers.fp8 import fp8_copy, round_weights
 from groupwise.model.layers.transformer import PolicyModel, copy_trained
 from groupwise.parallel.shards import refuse_shards
 
-FORMS = '"shared", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
+FORMS = (
+    '"shared", "fp8", "int8", "stale:K" (K updates old, such as "stale:2"), "noise:S" (noise of \
 standard deviation S on the logits, such as "noise:0.1")'
+)
 
 
 class Shared:
@@ -53,6 +57,32 @@ class Int8:
         for _, parameter in self.model.named_parameters():
             if parameter.dim() >= 2 and parameter.is_floating_point():
                 parameter.copy_(round_trip(parameter))
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        _check_nothing(state)
+
+
+class Fp8:
+    """The matrices of all layers in 8-bit floats (layers/fp8.py); the rest is the learner's own."""
+
+    noise = 0.0
+
+    def __init__(self, learner: PolicyModel, version: int) -> None:
+        self.learner = learner
+        self._make()
+        self.sync(version)
+
+    def _make(self) -> None:
+        self.model, self.made_at = fp8_copy(self.learner), self.learner.placement
+
+    def sync(self, version: int) -> None:
+        if self.made_at != self.learner.placement:  # what is the learner's own lies elsewhere
+            self._make()
+        round_weights(self.learner, self.model)
+        self.version = version
 
     def state(self) -> State:
         return {}
@@ -124,6 +154,8 @@ def make_source(weights: str, learner: PolicyModel, version: int) -> WeightSourc
     """Make the source of weights that a text names."""
     # The sampler reads parameters where they lie, the head between two forward passes.
     refuse_shards(learner.named_parameters(), "The native engine")
+    if weights == "fp8":
+        return Fp8(learner, version)
     name, _, argument = weights.partition(":")
     try:
         if weights == "shared":

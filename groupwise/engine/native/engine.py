@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from groupwise.engine.native.decoder import Decoder
     from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
+CAPTURED = ("shared", "fp8")  # weights that new ones are written over
 SLOTS = 64  # unless asked otherwise: more take more memory and are hardly faster on a CPU
 
 
@@ -205,11 +206,11 @@ class NativeEngine(Engine):
         self.batches[:] = [batch for batch in self.batches if batch.left]
 
     def _captured(self, batch: Batch) -> bool:
-        """Tell whether whole steps can run as CUDA graphs: from the learner's own weights, with
-        kernels, drawing from the whole distribution, and with one least length for all. Everything
-        else takes the plain way."""
+        """Tell whether whole steps can run as CUDA graphs: from weights that stay where they lie,
+        with kernels, drawing from the whole distribution, and with one least length for all.
+        Everything else takes the plain way."""
         sampling, kernels = batch.sampling, self.source.model.ops.name
-        if kernels == "plain" or self.weights != "shared" or self.failed:
+        if kernels == "plain" or self.weights not in CAPTURED or self.failed:
             return False
         if self.on_sync != "drain":
             return False  # captured steps know nothing of weights that come on the way
@@ -227,8 +228,8 @@ class NativeEngine(Engine):
         from groupwise.engine.native.decoder import Decoder  # needs Triton
         from groupwise.engine.native.gpu_scheduler import GpuScheduler
 
-        if self.decoder is None:
-            model = self.source.model
+        model = self.source.model
+        if self.decoder is None or self.decoder.model is not model:
             self.decoder = Decoder(model, self.tokenizer, seed=self.seed, slots=self.slots)
         self.places = min(self.decoder.slots, samples_of(requests))
         version = self.source.version

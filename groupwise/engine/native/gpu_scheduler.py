@@ -398,5 +398,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes that PyTorch could still hand out."""
     if device.type != "cuda":
         return 1 << 62
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, whole = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * whole)
+    return min(free, allowed - held) + held - torch.cuda.memory_allocated(device)

@@ -2,10 +2,13 @@
 learner learns.
 
 Two pipes: orders go there and are answered at once, finished groups come back as they are written.
-New weights are written into shared memory (shared.py) while the sampler rests between two tokens,
-and score a probe on both sides before it goes on. A process that dies or hangs is replaced by
-another one, which reads the weights where they lie, scores the probe, and is asked again for what
-is unfinished, under the same keys. child.py is the other side.
+New weights are written into shared memory (shared.py), of the GPU where the learner's are, while
+the sampler rests between two tokens, and score a probe on both sides before it goes on. So the
+sampler reads one copy, which no update touches, and needs no second one.
+
+A process that dies or hangs is replaced by another one, which reads the weights where they lie,
+scores the probe, and is asked again for what is unfinished, under the same keys. child.py is the
+other side.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import torch
 from groupwise.engine.backends import EngineSetup
 from groupwise.engine.native.child import Beginning
 from groupwise.engine.native.engine import SLOTS, capabilities_with, check_requests
-from groupwise.engine.native.shared import SharedWeights
+from groupwise.engine.native.shared import SharedWeights, given_back
 from groupwise.engine.protocol import (
     Capabilities,
     Engine,
@@ -42,6 +45,7 @@ from groupwise.engine.protocol import (
 from groupwise.errors import EngineError
 from groupwise.model.layers.transformer import PolicyModel
 from groupwise.model.probe import gap_of, logp_of_ids, probe_of
+from groupwise.model.room import SAMPLER_SHARE
 from groupwise.records import Completion
 
 START = "from groupwise.engine.native.child import run; run(*map(int, __import__('sys').argv[1:]))"
@@ -59,14 +63,14 @@ class SamplerGone(Exception):
 class SamplerProcess:
     """A process, and the two pipes to it."""
 
-    def __init__(self, weights: int, beginning: Beginning) -> None:
+    def __init__(self, beginning: Beginning) -> None:
         self.orders, orders = Pipe()
         self.answers, answers = Pipe()
-        files = (orders.fileno(), answers.fileno(), weights)
+        pipes = (orders.fileno(), answers.fileno())
         path = os.pathsep.join(filter(None, sys.path))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, *map(str, files)],
-            pass_fds=files,
+            [sys.executable, "-c", START, *map(str, pipes)],
+            pass_fds=(*pipes, *beginning.weights.files),
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": path},
         )
@@ -124,10 +128,12 @@ class SamplerProcess:
         """End it, and return its exit code: it ends by itself where nobody gives it orders."""
         self.orders.close()
         try:
-            return self.process.wait(5)
+            code = self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait()
+            code = self.process.wait()
+        given_back(self.beginning.weights)
+        return code
 
 
 @contextlib.contextmanager
@@ -178,6 +184,7 @@ class ProcessEngine(Engine):
         self.said: list[tuple[str, str]] = []  # what is to be told, and was not yet
         self.ends, self.restarts, self.again = 0, 0, 0  # in a row; since the last step
         self.idle_before = 0.0  # of processes that are gone
+        self.gap = (0.0, 0.0)  # of the last probe: |Δ log p|, mean and largest
         self.closed = False
         self._start(0)
 
@@ -269,18 +276,25 @@ class ProcessEngine(Engine):
         """Start a process, which reads the weights that lie in memory."""
         settings, loaded = self.setup.settings, self.setup.loaded
         beginning = Beginning(
-            model=self.shared.model,
-            places=self.shared.places,
-            size=self.shared.size,
+            weights=self.shared.lend(),
             tokenizer=loaded.tokenizer,
             seed=self.setup.seed,
             slots=settings.slots,
             on_sync=self.setup.on_sync,
             threads=self.threads,
             version=version,
+            memory=self._memory(),
         )
-        self.sampler, self.probed = SamplerProcess(self.shared.file, beginning), False
+        self.sampler, self.probed = SamplerProcess(beginning), False
         self._end = weakref.finalize(self, self.sampler.end)
+
+    def _memory(self) -> float:
+        """Return the share of a GPU's memory that the process may take: its copy is part of it."""
+        device = self.learner.head_weight.device
+        if device.type != "cuda":
+            return 1.0
+        whole = torch.cuda.get_device_properties(device).total_memory
+        return max(SAMPLER_SHARE - self.shared.size / whole, 0.0)
 
     def _replace(self, gone: SamplerProcess, version: int | None = None) -> None:
         """Put another process in the place of one that is gone, and ask again for what it owes."""
@@ -333,11 +347,11 @@ class ProcessEngine(Engine):
         self.sampler.send(("probe", self.probe))
         own = [logp_of_ids(model, ids) for ids in self.probe]
         gap_T = gap_of(self.sampler.reply(), own)
-        self.probed = True
+        self.probed, self.gap = True, (float(gap_T.mean()), float(gap_T.max()))
         if not gap_T.mean() <= SAME.get(model.head_weight.dtype, SAME[torch.float32]):
             raise EngineError(
                 "The sampler's process does not compute the learner's policy: |Δ log p| mean "
-                f"{float(gap_T.mean()):.2g}, max {float(gap_T.max()):.2g} over {len(gap_T)} tokens "
+                f"{self.gap[0]:.2g}, max {self.gap[1]:.2g} over {len(gap_T)} tokens "
                 "of a probe. Weights did not arrive, or arrived by half; nothing is sampled from "
                 "them. The same command goes on from the last checkpoint; engine.servers=0 does "
                 "without a process."

@@ -53,6 +53,15 @@ def add_norm_forward(
     return _forward(x_TD, more_TD.contiguous(), weight_D, eps)
 
 
+def add_norm_rounded(
+    x_TD: Tensor | None, more_TD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + more in float32, and its norm in 8-bit floats with the scale of every row."""
+    scale_R = torch.empty(len(more_TD), dtype=torch.float32, device=more_TD.device)
+    sum_TD, bits_TD, _ = _forward(x_TD, more_TD.contiguous(), weight_D, eps, scale_R)
+    return sum_TD, bits_TD, scale_R
+
+
 def add_norm_backward(
     sum_TD: Tensor,
     weight_D: Tensor,
@@ -94,18 +103,26 @@ def _shape(x_TD: Tensor) -> dict[str, int]:
 
 
 def _forward(
-    x_TD: Tensor | None, more_TD: Tensor | None, weight_D: Tensor, eps: float
+    x_TD: Tensor | None,
+    more_TD: Tensor | None,
+    weight_D: Tensor,
+    eps: float,
+    scale_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + more (or the one that there is), its norm, and 1/rms of every row."""
+    """Return x + more (or the one that there is), its norm, and 1/rms of every row.
+
+    With a place for scales the norm is rounded to 8-bit floats.
+    """
     given = more_TD if x_TD is None else x_TD
     assert given is not None
     shape = _shape(given)
     rows = given.numel() // shape["WIDTH"]
-    y_TD = torch.empty(given.shape, dtype=weight_D.dtype, device=given.device)
+    kind = weight_D.dtype if scale_R is None else torch.float8_e4m3fn
+    y_TD = torch.empty(given.shape, dtype=kind, device=given.device)
     rstd_R = torch.empty(rows, dtype=torch.float32, device=given.device)
-    sum_TD = given if more_TD is None else torch.empty_like(y_TD, dtype=torch.float32)
+    sum_TD = given if more_TD is None else torch.empty_like(given, dtype=torch.float32)
     _norm_kernel[(triton.cdiv(rows, shape["ROWS"]),)](
-        x_TD, more_TD, weight_D, sum_TD, y_TD, rstd_R, rows, eps, **shape
+        x_TD, more_TD, weight_D, sum_TD, y_TD, rstd_R, scale_R, rows, eps, **shape
     )
     return sum_TD, y_TD, rstd_R
 
@@ -144,6 +161,13 @@ def _backward(
     return grad_x_TD, grad_more_TD, y_TD, partial_CD.sum(0)
 
 
+@triton.jit
+def round_tile(x):
+    """Round rows to e4m3, each by the scale that takes its largest number to 448."""
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-30) / 448.0
+    return (x / scale[:, None]).to(tl.float8e4nv), scale
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _norm_kernel(
     x_ptr,
@@ -152,6 +176,7 @@ def _norm_kernel(
     sum_ptr,
     y_ptr,
     rstd_ptr,
+    scale_ptr,
     rows,
     eps,
     WIDTH: tl.constexpr,
@@ -177,7 +202,13 @@ def _norm_kernel(
         tl.store(sum_ptr + place, x, mask=inside)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)
     unit = (x * rstd[:, None]).to(weight.dtype).to(tl.float32)
-    tl.store(y_ptr + place, unit * weight.to(tl.float32)[None, :], mask=inside)
+    y = unit * weight.to(tl.float32)[None, :]
+    if scale_ptr is None:
+        tl.store(y_ptr + place, y, mask=inside)
+    else:
+        bits, scale = round_tile(y.to(weight.dtype).to(tl.float32))
+        tl.store(y_ptr + place, bits, mask=inside)
+        tl.store(scale_ptr + row, scale, mask=row < rows)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
