@@ -39,12 +39,13 @@ def probe_of(tokenizer: Tokenizer, vocabulary: int) -> tuple[Ids, ...]:
 @torch.no_grad()
 def logp_of_ids(model: PolicyModel, ids: Ids, temperature: float = 1.0) -> Tensor:
     """Return the log-probability of every token but the first, on the CPU."""
-    token_T = torch.tensor(ids, device=model.head_weight.device)
+    device = model.head_weight.device
+    token_T = torch.tensor(ids, device=device)
     query = HeadQuery(
-        torch.arange(len(ids) - 1, device=token_T.device), token_T[1:], temperature=temperature
+        torch.arange(len(ids) - 1, device=device), token_T[1:], temperature=temperature
     )
-    positions = packed_positions([len(ids)]).to(token_T.device)
-    return model.predict(token_T, positions, packed([len(ids)]), query).logp_T.float().cpu()
+    position_T, attend = packed_positions([len(ids)], device), packed([len(ids)], device)
+    return model.predict(token_T, position_T, attend, query).logp_T.float().cpu()
 
 
 def gap_of(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:

@@ -101,8 +101,9 @@ def sequences(lengths: list[int], vocabulary: int = 97, seed: int = 1) -> list[T
 
 def hidden(model: Transformer, rows: list[Tensor]) -> Tensor:
     """Hidden states of the rows packed into one forward pass."""
-    lengths = [len(row) for row in rows]
-    out: Tensor = model(torch.cat(rows), packed_positions(lengths), packed(lengths))
+    lengths, device = [len(row) for row in rows], rows[0].device
+    position_T, attend = packed_positions(lengths, device), packed(lengths, device)
+    out: Tensor = model(torch.cat(rows), position_T, attend)
     return out
 
 
