@@ -160,6 +160,33 @@ def test_a_process_that_is_silent_is_ended_and_replaced(monkeypatch: pytest.Monk
         check_same(answers(sampler, lambda _: None), model, 1)
 
 
+def test_a_process_that_had_nothing_to_do_is_not_thought_to_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make("smollm2")
+    with beside(model) as sampler:
+        check_same(answers(sampler, lambda _: None), model, 0)
+        monkeypatch.setattr(process, "LOOK_EVERY", 0.0)
+        sampler.sampler.heard -= 2 * process.PATIENCE
+        check_same(answers(sampler, lambda _: None), model, 0)
+        assert not sampler.restarts
+
+
+@pytest.mark.slow
+def test_a_process_that_reads_nothing_is_ended_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An order that is larger than the pipe waits for its reader: not for good."""
+    model = make("smollm2")
+    with beside(model) as sampler:
+        check_same(answers(sampler, lambda _: None), model, 0)
+        monkeypatch.setattr(process, "PATIENCE", 20.0)
+        kill(sampler, signal.SIGSTOP)
+        long = Sampling(max_tokens=1, stop=("x" * 2_000_000,))
+        (ticket,) = sampler.submit(MORE[:1], long)
+        assert dict(sampler.finished()).keys() == {ticket} and sampler.restarts == 1
+
+
 def test_the_gap_of_a_probe() -> None:
     nan, inf = torch.nan, torch.inf
     one = [torch.tensor([-1.0, nan]), torch.tensor([-inf, -2.0])]

@@ -84,9 +84,16 @@ class SamplerProcess:
         """Give an order; before the first, all that it is started with."""
         given = [order] if self.begun else [self.beginning, order]
         self.begun = True
-        with _gone():
-            for each in given:
-                self.orders.send_bytes(pickle.dumps(each))
+        # Who does not read lets the pipe run full, and whoever writes then waits for good.
+        deadline = threading.Timer(PATIENCE, self.process.kill)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            with _gone():
+                for each in given:
+                    self.orders.send_bytes(pickle.dumps(each))
+        finally:
+            deadline.cancel()
 
     def asked(self, *order: object) -> Any:
         """Give an order and return what is replied."""
@@ -193,6 +200,8 @@ class ProcessEngine(Engine):
         asked = {next(self.tickets): (request, sampling) for request in requests}
         with self.life:
             with self.lock:
+                if not self.under_way:  # it had nothing to say, however long that was
+                    self.sampler.heard = time.monotonic()
                 self.under_way |= asked
             try:
                 self._ask(asked)
