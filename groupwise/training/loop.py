@@ -234,8 +234,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     progress.step += 1
     progress.version += sum(not outcome.skipped for outcome in updates.outcomes)
     progress.memory, progress.tokens = updates.memory, progress.tokens + collected.tokens
-    for task, share in collected.pass_rates():
-        progress.cursor.note(task, share)
+    for task, passed in collected.pass_rates():
+        progress.cursor.note(task, passed)
     deliver(run, clock)
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():

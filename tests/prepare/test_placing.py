@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tomllib
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import torch
 from runs import quiet, small
 
 from groupwise.commands import plan
+from groupwise.commands.overview import Overview
 from groupwise.config import Model, load, text
 from groupwise.errors import ConfigError
 from groupwise.prepare import placing
@@ -216,8 +216,7 @@ def test_serve_takes_the_same_place(machine: Machine, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("groupwise.model.policy.load_policy", load_policy)
-    parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
+    parser = Overview({"all": [serve]})
     with pytest.raises(KeyboardInterrupt):
         serve.run(parser.parse_args(["serve", "somewhere"]))
     assert loaded.place == ("cuda", torch.bfloat16)

@@ -41,9 +41,9 @@ def odd(completion):
 def nothing(completion):
     return 0.0
 
-def abstains(completion):
+def abstains(completion, prompt):
     'Of all that a policy writes; a reward that is None for everything is refused before a run.'
-    return None if completion else 0.0
+    return 0.0 if completion == prompt else None
 
 def odd_for_some(completion, prompt):
     'Only prompts that start with 0 to 3 have better and worse answers.'

@@ -397,18 +397,20 @@ def test_a_checkpoint_of_another_model_is_refused(line: Line, tmp_path: Path) ->
 
 MOODY = """
 def f(completion, answer):
-    if (HERE / "broken").exists() and completion.endswith("<end>"):
+    if (HERE / "broken").exists():
         raise ValueError("the judge is out")
-    return float(completion.removesuffix("<end>") == answer)
+    return float(completion == answer)
 """
 
 
 def test_a_reward_that_fails_is_recorded_and_counted_and_is_no_0(line: Line) -> None:
-    moody = MOODY.replace('(HERE / "broken").exists()', 'completion[:1] in ("1", "2", "3")')
+    wrong = 'completion[:1] in ("1", "2", "3") and completion != answer and "+" not in completion'
+    moody = MOODY.replace('(HERE / "broken").exists()', wrong)  # neither the gold nor the prompt
     ended = line.train(line.reward(moody), "reward.max_failed_share=1", "steps=1")
     assert ended.status == 0 and "rewards failed and count as ungraded, not as 0" in ended.out
     seen = rows(line.run, 1)
-    failed = [row for row in seen if row["text"].endswith("<end>") and row["text"][0] in "123"]
+    said = [(row, row["text"].removesuffix("<end>")) for row in seen]
+    failed = [row for row, text in said if text[:1] in ("1", "2", "3") and text != row["answer"]]
     assert 0 < len(failed) < len(seen)
     for row in seen:
         assert (row["reward"] is None) == (row in failed)

@@ -17,6 +17,9 @@ from graded_rollouts import rollout
 
 from groupwise import Pairs, batch_phase, passes, recipe, token_phase
 from groupwise.config import load
+from groupwise.config.fields import CurriculumSettings
+from groupwise.data.curriculum import Curriculum
+from groupwise.data.curriculum import measures as curriculum_measures
 from groupwise.errors import RunError
 from groupwise.evaluate.monte_carlo import Agreement
 from groupwise.losses.routing import RouteCounts, route_metrics
@@ -38,6 +41,7 @@ from groupwise.runfiles.folder import Event, RunFolder
 from groupwise.runfiles.recorder import Recorder
 from groupwise.runfiles.rollouts import Row
 from groupwise.stages import stage_of
+from groupwise.stages.collected import Collected
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs
 from groupwise.watch.episodes import turn_measures
@@ -340,6 +344,13 @@ def measured_of_turns() -> set[str]:
     return {*turn_measures([[replace(row, completion=played)]])}
 
 
+def measured_of_curricula() -> set[str]:
+    """What is measured where prompts go by their pass rates."""
+    rates = Curriculum(CurriculumSettings(easy=0.5), {0: 1.0})
+    row = rollout("ab", 1.0, True)
+    return {*curriculum_measures([rates]), *Collected([[row], [row, row]]).metrics()}
+
+
 def with_values(sample: Any) -> Any:
     batch = batch_phase(recipe("ppo"), sample.build()).batch
     return batch.with_outputs(value_NT=batch.stream("old_value_NT"))
@@ -368,7 +379,7 @@ def test_what_the_phases_measure_is_documented() -> None:
     both_N = torch.tensor([True, False])
     names |= set(answer_metrics([AnswerLoss(torch.zeros(2), torch.zeros(2), both_N)]))
     names |= of_models_that_score() | measured_of_roles() | measured_of_routes()
-    names |= measured_of_turns()
+    names |= measured_of_turns() | measured_of_curricula()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []
     families = tuple(key[:-1] for key in catalogue.CATALOGUE if key.endswith("*"))
