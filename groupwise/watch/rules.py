@@ -18,7 +18,7 @@ from typing import Literal
 
 from groupwise.runfiles.catalogue import REWARD
 from groupwise.watch import signs
-from groupwise.watch.history import Test, above, all_of, any_of, grows
+from groupwise.watch.history import Test, above, all_of, any_of, below, grows
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,16 @@ RULES: list[Rule] = [
         change="weigh by learner/sampler: recipe.correction=\"tis_token(cap=2.0)\" (as tis has it)",
         source=_TIS,
         instead=("mismatch/probability_mean",),
+    ),
+    Rule(
+        "old answers",
+        below("lag/effective_share", limit=0.5, steps=5),
+        sees=("lag/effective_share", "lag/mean"), since=5, of="lag/",
+        threshold="half of the tokens in most of five steps", origin="our choice; answers of the present weights have 1",
+        sure="likely",
+        means="the policy has moved so far from the weights that wrote its answers that few tokens decide the update",
+        change="lower train.lag, or optim.learning_rate",
+        source="Fu et al. 2025, AReaL (2505.24298): accuracy falls where answers are too old",
     ),
     Rule(
         "routes drift",

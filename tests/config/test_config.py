@@ -165,7 +165,7 @@ def test_the_page_of_settings_has_every_field_with_default_range_meaning_and_res
         "| yes |",
         "| `seed` | `0` | a whole number >= 0 | seed of the order of the data and of every sample "
         "| no |",
-        '| `engine.weights` | `"shared"` | `shared`, `int8`, `stale:K`, `noise:X` | ',
+        '| `engine.weights` | `"shared"` | `shared`, `fp8`, `int8`, `stale:K`, `noise:X` | ',
         '| `adapter.targets` | `"all"` | a text or a list | ',
     ):
         assert row in page
@@ -337,7 +337,7 @@ def test_names_of_other_tools_are_explained_and_not_taken(name: str) -> None:
         ({"engine.top_p": 1.1}, r"in \(0, 1\]"),
         ({"engine.stop": "###"}, r'engine.stop must be a list such as \["a", "b"\]'),
         ({"engine.stop": [1]}, "engine.stop must be a text, got 1"),
-        ({"engine.weights": "int4"}, "'shared', 'int8', 'stale:K' with a number >= 1"),
+        ({"engine.weights": "int4"}, "'shared', 'fp8', 'int8', 'stale:K' with a number >= 1"),
         ({"engine.weights": "stale:0"}, "unknown"),
         ({"engine.weights": "noise:x"}, "unknown"),
         ({"engine.weights": "noise:inf"}, "unknown"),
@@ -633,6 +633,7 @@ def test_bug_21_a_narrowed_sampler_is_refused_where_nothing_corrects_it(
         ({"recipe": "dr_grpo", "reference.update": "ema:0.9"}, "ignored by dr_grpo"),
         ({"optim.exponent_rate": 1}, "take lambda_grpo"),
         ({"refills": 5}, "zero_variance()"),
+        ({"engine.weights": "fp8", "recipe": "grpo"}, "does not correct for it"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -645,6 +646,7 @@ def test_what_makes_no_sense_together_is_refused(settings: dict[str, Any], said:
         ({"engine.top_p": 0.9, "recipe": "tis"}, "can't hold with engine.top_p=0.9: "),
         ({"engine.top_k": 5, "recipe": "tis"}, "can't hold with engine.top_k=5: "),
         ({"engine.weights": "int8"}, "can't hold with engine.weights=int8: "),
+        ({"engine.weights": "fp8", "recipe": "tis"}, "can't hold with engine.weights=fp8: "),
         ({"recipe": "dppo_topk"}, "which reads the likeliest tokens: "),
         ({"recipe": "simko"}, "which reads the likeliest tokens: "),
     ],

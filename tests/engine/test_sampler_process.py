@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +18,12 @@ from groupwise.engine.backends import EngineSetup
 from groupwise.engine.native import process
 from groupwise.engine.native.engine import NativeEngine
 from groupwise.engine.native.process import ProcessEngine
+from groupwise.engine.native.shared import SharedWeights
 from groupwise.engine.protocol import Sampling
 from groupwise.errors import EngineError
+from groupwise.model.fingerprint import same_weights
 from groupwise.model.formats.checkpoint import Loaded
+from groupwise.model.layers.fused_linear import concatenated, lay_together
 from groupwise.model.layers.transformer import Transformer
 from groupwise.model.probe import gap_of
 
@@ -185,6 +189,26 @@ def test_a_process_that_reads_nothing_is_ended_and_replaced(
         long = Sampling(max_tokens=1, stop=("x" * 2_000_000,))
         (ticket,) = sampler.submit(MORE[:1], long)
         assert dict(sampler.finished()).keys() == {ticket} and sampler.restarts == 1
+
+
+def test_neighbours_stay_neighbours_in_shared_memory() -> None:
+    """Where weights lie together, one product reads several; biases lie between them by name."""
+    model = make("qwen2")
+    names = ("q_proj", "k_proj", "v_proj")
+    for layer in model.layers:
+        lay_together([getattr(layer.self_attn, name) for name in names])
+    shared = SharedWeights(model)
+    seen = cast(Transformer, shared.view())
+    for layer in seen.layers:
+        for kind in ("weight", "bias"):
+            parts = [getattr(getattr(layer.self_attn, name), kind) for name in names]
+            assert concatenated(parts).data_ptr() == parts[0].data_ptr()
+    learn(model)
+    shared.write()
+    assert same_weights(model.named_parameters(), seen.named_parameters()) is None
+    places = sorted(shared.places, key=lambda each: each.start)
+    for one, other in itertools.pairwise(places):
+        assert one.start + one.bytes <= other.start
 
 
 def test_the_gap_of_a_probe() -> None:

@@ -162,7 +162,7 @@ def test_the_gate_stands_before_a_resumed_run_too(
     assert left_behind(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("kind", ["int8", "stale:1", "noise:0.5"])
+@pytest.mark.parametrize("kind", ["fp8", "int8", "stale:1", "noise:0.5"])
 def test_copies_start_and_are_marked_in_every_row(kind: str, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(folder, recipe="tis", engine__weights=kind, steps=2)

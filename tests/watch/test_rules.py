@@ -76,6 +76,7 @@ def healthy(
     judge: bool = False,
     router: bool = False,
     turns: bool = False,
+    lag: bool = False,
 ) -> Lines:
     """A run as it should be: noisy, up from 0.35 to 0.9, entropy and mistakes fading together."""
     chance = np.random.default_rng(seed)
@@ -120,6 +121,8 @@ def healthy(
             line |= routes(chance)
         if turns:
             line |= talks(chance)
+        if lag:
+            line |= {"lag/mean": 1.0, "lag/effective_share": 0.97 - abs(chance.normal(0, 0.05))}
         if step % 20 == 0:
             line["eval/accuracy"] = float(np.clip(rate + chance.normal(0, 0.04), 0, 1))
             line["eval/accuracy_stderr"] = 0.04
@@ -134,7 +137,8 @@ def names(lines: Lines) -> list[str]:
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_runs_are_left_alone(seed: int) -> None:
     steps, odd = 300 if seed < 5 else STEPS, bool(seed % 2)
-    assert names(healthy(seed, steps, critic=odd, judge=not odd, router=odd, turns=not odd)) == []
+    kinds = {"critic": odd, "judge": not odd, "router": odd, "turns": not odd, "lag": odd}
+    assert names(healthy(seed, steps, **kinds)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -193,6 +197,7 @@ SICKNESSES: dict[str, Change] = {
     "calls vanish": lambda line, n: {"turns/calls": 1.4 * 0.8**n, "turns/failed_call_share": 0.0},
     "turns at the limit": lambda line, n: {"turns/limit_share": 0.8},
     "same calls again": lambda line, n: {"turns/repeated_call_share": 0.5},
+    "old answers": lambda line, n: {"lag/effective_share": 0.3},
     "routes drift": lambda line, n: {"router/changed_share": min(0.03 + 0.01 * n, 0.8)},
     "router collapse": lambda line, n: {
         "router/load_entropy": 0.75 * 0.98**n, "router/dead_share": min(0.05 + 0.005 * n, 0.8)},
@@ -220,6 +225,7 @@ def sick(name: str) -> tuple[Lines, int]:
             judge=name.startswith("judge"),
             router=name.startswith("route"),
             turns="call" in name or name.startswith("turns"),
+            lag=name == "old answers",
         )
     ]
     return lines, start
@@ -419,11 +425,11 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4)]
+    ("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4), ("lag", 1)]
 )
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
-    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 15
+    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 16
     assert not any(rule.concerns(healthy()[5]) for rule in rules)
     assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 
