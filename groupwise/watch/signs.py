@@ -122,7 +122,7 @@ def judge_guesses(history: History) -> Evidence | None:
     error = math.hypot(*(point.value for point in errors)) / 3
     if error > 0.1 or mean - 0.5 >= 2 * error:  # too few to tell; or better than chance
         return None
-    text = f"{name} {mean:.3g} ± {error:.2g} over three evaluations: as good as chance"
+    text = f"{name} {mean:.3g} ± {error:.2g} over three evaluations: not surely better than chance"
     return Evidence(name, mean, 0.5 + 2 * error, points[0].step, text)
 
 
