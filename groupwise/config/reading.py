@@ -147,6 +147,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration {str(path)!r}.") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{str(path)!r} is a folder, and neither a run's nor a configuration. Of a model: "
+            f"model.path={path}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Can't read the configuration {str(path)!r}: {error}.") from None
     except RecursionError:

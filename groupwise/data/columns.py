@@ -21,10 +21,12 @@ class Layout:
     answer: str
     kind: str = ""  # whose rows these are; "" where the user said, or where there is nothing to say
     answered: bool = True
+    whole: bool = False  # a conversation, whose beginning is the prompt
 
     def __str__(self) -> str:
-        answers = f"answers from {self.answer!r}" if self.answered else "no answers"
-        return f"{self.kind}: prompts from {self.prompt!r}, {answers}"
+        answers = f"answers from {self.answer!r}" if self.answered else "no answers to grade by"
+        prompts = "the beginnings of 'messages'" if self.whole else f"from {self.prompt!r}"
+        return f"{self.kind}: prompts {prompts}, {answers}"
 
 
 def recognise(row: Mapping[str, Any], prompt_key: str = "", answer_key: str = "") -> Layout:
@@ -33,7 +35,7 @@ def recognise(row: Mapping[str, Any], prompt_key: str = "", answer_key: str = ""
     verl = lookup(row, VERL_ANSWER) is not MISSING
     answer = answer_key or (VERL_ANSWER if verl else _first(row, ANSWERS))
     kind = "" if prompt_key and answer_key else _kind(row, prompt, answer)
-    return Layout(prompt, answer, kind, lookup(row, answer) is not MISSING)
+    return Layout(prompt, answer, kind, lookup(row, answer) is not MISSING, _whole(row, prompt))
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
@@ -112,6 +114,14 @@ def _alike(one: Sequence[Any], two: Sequence[Any]) -> int:
     """Count how many things two sequences have in common from the start."""
     pairs = enumerate(zip(one, two, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+
+
+def _whole(row: Mapping[str, Any], prompt: str) -> bool:
+    """Return whether the prompt is one that `with_conversation` gave the row."""
+    messages, found = row.get("messages"), lookup(row, prompt)
+    return (
+        isinstance(messages, list) and isinstance(found, list) and messages[: len(found)] == found
+    )
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -324,7 +324,7 @@ class PairRecipe(Method):
 
     @property
     def verified(self) -> bool:
-        return self.samples and self.reads != "judgements"
+        return self.reads == "grades"
 
     @property
     def judging(self) -> Slot | None:

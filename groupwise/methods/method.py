@@ -97,7 +97,7 @@ class Method:
     @property
     def verified(self) -> bool:
         """Tell whether reward.parts must be able to grade every row of the data."""
-        return self.samples
+        return self.samples and self.reads_rewards
 
     @property
     def judging(self) -> Slot | None:

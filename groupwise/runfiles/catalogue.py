@@ -34,7 +34,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "reward/std": Metric("standard deviation of the rewards of all samples", "reward", "above 0", "0: every answer is worth the same, nothing to learn from"),
         "reward/unequal_share": Metric("repeated answers to one prompt that did not get the same reward; absent where none repeats", "share", "0", "the grader is random, keeps state, or is a judge that wavers"),
         "reward/failed_share": Metric("samples whose grader raised or ran out of time", "share", "0; the run stops above reward.max_failed_share", "read grader_reason in the rollouts and fix the grader; such samples are never counted as 0"),
-        "reward/missing_share": Metric("samples without a reward: every part abstained (returned None), or the grading failed", "share", "0, or the share of rows that no part is for", "1: nothing is learned, and the run stops after three such steps in a row; look for a forgotten return"),
+        "reward/missing_share": Metric("samples without a reward: every part abstained (returned None), or the grading failed; 0 where the recipe reads no rewards", "share", "0, or the share of rows that no part is for", "1: nothing is learned, and the run stops after three such steps in a row; look for a forgotten return"),
         "correct/mean": Metric("samples that the grader calls correct", "share", "rises", "rises while eval/accuracy does not: memorised or hacked; read samples"),
     },
     "Held-out evaluation": {

@@ -64,11 +64,15 @@ class Collected:
             if marks:
                 yield group[0].task, sum(marks) / len(marks)
 
-    def metrics(self) -> dict[str, float]:
-        """Measure all that was sampled: what dynamic sampling drops is part of the picture."""
+    def metrics(self, reads_rewards: bool = True) -> dict[str, float]:
+        """Measure all that was sampled: what dynamic sampling drops is part of the picture.
+
+        No reward is missed by a recipe that reads none.
+        """
         rows = [r for group in self.drawn for r in group]
         if not rows:
             return {}
+        missing = sum(r.grade.reward is None for r in rows) if reads_rewards else 0
         found = {
             "refill/rounds": float(self.rounds),
             "refill/tokens": float(self.refill_tokens),
@@ -77,7 +81,7 @@ class Collected:
             "length/truncated_share": sum(r.completion.truncated for r in rows) / len(rows),
             "reward/sampled_mean": _mean([r.grade.reward for r in rows]),
             "reward/failed_share": sum(failed(r.grade) for r in rows) / len(rows),
-            "reward/missing_share": sum(r.grade.reward is None for r in rows) / len(rows),
+            "reward/missing_share": missing / len(rows),
             "correct/mean": _mean([r.grade.correct for r in rows]),
         }
         sizes = {len(group) for group in self.drawn}

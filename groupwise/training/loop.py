@@ -272,7 +272,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
 
 def give_up(run: Run, collected: Collected) -> None:
     """Leave a step whose rewards can't be used: say so, and keep the run as it was before."""
-    found, events = run.reporter.judge(run.reporter.at, collected.metrics())
+    metrics = collected.metrics(run.config.recipe.reads_rewards)
+    found, events = run.reporter.judge(run.reporter.at, metrics)
     run.reporter.folder.add_events(events)
     act_on(run, found)
     run.keeper.save_and_wait()
@@ -284,7 +285,7 @@ def step_metrics(run: Run, collected: Collected, updates: StepUpdates, version: 
     snr = run.parts.learner.optimizer.signal_to_noise(run.world)
     rewarded = run.config.recipe.reads_rewards
     return {
-        **collected.metrics(),
+        **collected.metrics(rewarded),
         **sample_measures(drawn, version),
         **wasted(updates.batch, dropped, tokens_of(drawn), rewarded=rewarded),
         **updates.metrics,

@@ -21,7 +21,7 @@ from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.stages import pipeline_of, read_stages
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
-from groupwise.watch.display import useful_share
+from groupwise.watch.vital_signs import useful_share
 
 MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
 DEPTH = 5  # folders within folders that are looked through: runs/compare/NAME/runs/ARM/seed_0

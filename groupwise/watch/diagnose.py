@@ -17,11 +17,11 @@ from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_answers
 from groupwise.runfiles.starts import changes_on_the_way
 from groupwise.watch.chart import Point
-from groupwise.watch.display import waits
 from groupwise.watch.health import Finding, Health
 from groupwise.watch.history import Evidence
 from groupwise.watch.other_tools import names_in_tool, read_log
 from groupwise.watch.rules import RULES, Rule
+from groupwise.watch.vital_signs import waits
 
 SAMPLES = 3  # shown of the worst
 GUARDS = ("reward", "not finite", "nothing learned", "pairs")  # events of what went wrong

@@ -25,9 +25,18 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.common.progress import Watcher, clock
-from groupwise.runfiles.catalogue import REWARD
 from groupwise.runfiles.files import storable
 from groupwise.runfiles.parts import part_changes
+from groupwise.watch.vital_signs import (
+    TRAINED,
+    Metrics,
+    bottleneck,
+    of_peak,
+    percent,
+    phases,
+    training_reward,
+    vital_signs,
+)
 
 LOSS_NOTE = (
     "The loss is near 0 whether or not the model learns, as advantages are centred: it is not "
@@ -37,13 +46,8 @@ STOPPING = (
     "stopping after this step, which is saved. Once more stops now: then the steps since the last "
     "checkpoint are done again, and nothing else is lost."
 )
-PHASES = ("rollout", "grade", "score", "update", "eval", "checkpoint")
-TRUNCATED_SHARE = 0.1  # above it the line says so
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
-TRAINED = "training reward"  # of a step's own samples, as against that of held-out tasks
-
-Metrics = Mapping[str, Any]
 
 
 class _Console(Console):
@@ -289,106 +293,6 @@ class Display:
 # --- what the numbers say ---------------------------------------------------------------------
 
 
-def vital_signs(metrics: Metrics) -> list[tuple[str, str]]:
-    """Return the numbers that tell whether a run is well; "" where the step has none."""
-
-    def shown(name: str, form: str) -> str:
-        value = metrics.get(name)
-        return "" if value is None else format(value, form)
-
-    reward, useful = training_reward(metrics), useful_share(metrics)
-    speed = shown("time/tokens_per_second", ",.0f")
-    failed = metrics.get("reward/failed_share")
-    skipped = metrics.get("optim/skipped")
-    judged = metrics.get("scores/accuracy", metrics.get("steps/accuracy"))  # of models that score
-    return [
-        (TRAINED, "" if reward is None else f"{reward:.3f}"),
-        ("useful groups", "" if useful is None else percent(useful)),
-        ("refills", refills(metrics)),
-        ("length", length(metrics)),
-        ("entropy", shown("entropy/mean", ".2f")),
-        ("mismatch", shown("mismatch/abs_mean", ".1e")),
-        ("nll", shown("supervised/nll", ".3f")),
-        ("held-out nll", shown("eval/nll", ".3f")),
-        ("accuracy", "" if judged is None else percent(judged)),
-        ("explained variance", shown("critic/explained_variance", ".2f")),
-        ("policy", "waits, critic alone" if waits(metrics) else ""),
-        ("grad", shown("optim/grad_norm", ".3g")),
-        ("clip", clip(metrics)),
-        ("graders failed", percent(failed) if failed else ""),
-        ("updates skipped", f"{skipped:.0f}" if skipped else ""),
-        ("", f"{speed} tok/s" if speed else ""),
-    ]
-
-
-def training_reward(metrics: Metrics) -> float | None:
-    """Return the mean reward of a step's samples, dropped groups included where that is known."""
-    return next((metrics[name] for name in REWARD if metrics.get(name) is not None), None)
-
-
-def waits(metrics: Metrics) -> bool:
-    """Return whether the policy waited in this step, while a critic learned alone."""
-    return metrics.get("updates/count") == 0
-
-
-def useful_share(metrics: Metrics) -> float | None:
-    """Return the share of useful groups among all sampled; those that were dropped were useless."""
-    dead = metrics.get("groups/dead_share")
-    if dead is None:
-        return None
-    count, drawn = metrics.get("groups/count"), metrics.get("refill/drawn_groups")
-    kept = count / drawn if count and drawn else 1.0
-    return float((1 - dead) * kept)
-
-
-def refills(metrics: Metrics) -> str:
-    """Return what dynamic sampling cost: rounds, their tokens, and what was sampled and dropped."""
-    rounds, dropped = metrics.get("refill/rounds"), metrics.get("cost/wasted/dropped")
-    if not rounds and not dropped:
-        return ""
-    spent = f"{rounds or 0:.0f} ({metrics.get('refill/tokens') or 0:,.0f} tokens)"
-    return spent + (f", {percent(dropped)} of tokens dropped" if dropped is not None else "")
-
-
-def length(metrics: Metrics) -> str:
-    mean, cut = metrics.get("length/mean"), metrics.get("length/truncated_share")
-    if mean is None:
-        return ""
-    return f"{mean:,.1f}" + (f" ({percent(cut)} cut off)" if cut and cut > TRUNCATED_SHARE else "")
-
-
-def clip(metrics: Metrics) -> str:
-    """Return the share of clipped tokens; none can be in one on-policy update."""
-    sides = [metrics.get(f"clip/{side}") for side in ("low", "high")]
-    known = [side for side in sides if side is not None]
-    if metrics.get("updates/count") == 1 and known and not sum(known):
-        return "n/a (on-policy)"
-    return percent(sum(known), 1) if known else ""
-
-
-def phases(metrics: Metrics) -> list[tuple[str, float]]:
-    """Return the seconds of each phase that takes a twentieth of the step or more, in order."""
-    spent = {name: metrics.get(f"time/{name}") or 0.0 for name in PHASES}
-    least = 0.05 * (metrics.get("time/step") or sum(spent.values()))
-    return [(name, seconds) for name, seconds in spent.items() if seconds and seconds >= least]
-
-
-def bottleneck(metrics: Metrics) -> str:
-    """Return the phase alone."""
-    return str(metrics.get("time/bottleneck", "")).partition(",")[0]
-
-
-def of_peak(phase: str, metrics: Metrics) -> str:
-    """Return how much of the device's peak a phase used, where that is known."""
-    known = {
-        "rollout": ("time/rollout_bandwidth_share", "bandwidth"),
-        "update": ("time/update_flops_share", "FLOPs"),
-    }
-    name, of = known.get(phase, ("", ""))
-    share = metrics.get(name)
-    return "" if share is None else f" ({percent(share)} {of})"
-
-
 def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str]:
     """Return summary.json for people; `held_out`: whether there were tasks to judge the run by."""
 
@@ -412,10 +316,9 @@ def summary_lines(summary: Mapping[str, Any], held_out: bool = True) -> list[str
         )
         if f"{name}_after" in summary
     ]
-    judged = [
-        f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}",
-        f"held-out reward {change('reward', lambda x: f'{x:.3f}')}",
-    ]
+    judged = [f"held-out accuracy {change('accuracy', lambda x: percent(x, 1))}"]
+    if any(summary.get(f"reward_{side}") is not None for side in ("before", "after")):
+        judged.append(f"held-out reward {change('reward', lambda x: f'{x:.3f}')}")
     judged += [f"  {change}" for change in part_changes(summary)]
     ended = f"{summary['steps']} steps in {clock(summary['seconds'])}"
     if not held_out:
@@ -443,10 +346,6 @@ def next_lines(path: str | os.PathLike[str], part: str = "", held_out: bool = Tr
 
 
 # --- how numbers look -------------------------------------------------------------------------
-
-
-def percent(share: float, digits: int = 0) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -24,7 +24,8 @@ from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import read_answers
 from groupwise.runfiles.starts import Start, change_words, read_starts
 from groupwise.watch.chart import Curve, Point, description, number, svg
-from groupwise.watch.display import percent, useful_share, visible, waits
+from groupwise.watch.display import visible
+from groupwise.watch.vital_signs import percent, useful_share, waits
 
 SAMPLES, EVENTS, TEXT_LIMIT = 6, 200, 4000  # shown at most; the files have all of it
 USEFUL = "above 50 % while much is wrong; it falls as the data is mastered"

@@ -136,6 +136,16 @@ RULES: list[Rule] = [
         source="Yuan et al. 2024, self-rewarding (2401.10020): a judge that must get better with the policy",
     ),
     Rule(
+        "judge guesses",
+        signs.judge_guesses,
+        sees=("judge/agreement", "judge/agreement_stderr"), since=1, of="judge/",
+        threshold="not two standard errors above 0.5 over three evaluations that know it to a tenth", origin="statistics of the held-out answers",
+        sure="likely",
+        means="nothing shows that the policy can tell right answers from wrong ones: what it learns from its judgements is chance",
+        change="teach it to judge first: a stage of sft on judgements (docs/preferences.md)",
+        source="Yuan et al. 2024, self-rewarding (2401.10020): judges that agree with people, before they are listened to",
+    ),
+    Rule(
         "judge gap",
         signs.gap_closes,
         sees=("judge/gap",), since=5, of="judge/",

@@ -112,6 +112,20 @@ def agreement_falls(history: History) -> Evidence | None:
     return Evidence(name, now.value, limit, low, text)
 
 
+def judge_guesses(history: History) -> Evidence | None:
+    """Detect a judge whose last three agreements together can't be told from chance."""
+    name = "judge/agreement"
+    points, errors = history.last(3, name), history.last(3, "judge/agreement_stderr")
+    if len(points) < 3 or len(errors) < 3 or points[-1].step != history.step:
+        return None
+    mean = sum(point.value for point in points) / 3
+    error = math.hypot(*(point.value for point in errors)) / 3
+    if error > 0.1 or mean - 0.5 >= 2 * error:  # too few to tell; or better than chance
+        return None
+    text = f"{name} {mean:.3g} ± {error:.2g} over three evaluations: not surely better than chance"
+    return Evidence(name, mean, 0.5 + 2 * error, points[0].step, text)
+
+
 def load_gathers(history: History) -> Evidence | None:
     """Detect tokens that gather in few experts of a mixture."""
     start = history.first(5, "router/load_entropy")
@@ -302,6 +316,14 @@ def nothing_passes(history: History) -> Evidence | None:
 
 
 def everything_passes(history: History) -> Evidence | None:
+    """Detect that nearly every answer passes, and that this is all there is to learn.
+
+    Scores of a judge or of a reward model pass wherever they are above 0: where most groups differ,
+    or nothing says what is correct, there is more.
+    """
+    dead, right = history.last(5, "groups/dead_share"), history.last(5, "correct/mean")
+    if middle(dead) < 0.5 if dead else not right:
+        return None
     return _most_groups(history, *PASS_SHARE)
 
 

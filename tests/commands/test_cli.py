@@ -326,6 +326,7 @@ def test_a_dry_run_prints_what_would_run(tmp_path: Path) -> None:
     ("argv", "message"),
     [
         (["train", "nowhere.toml"], "There is no configuration 'nowhere.toml'"),
+        (["train", "."], "'.' is a folder, and neither a run's nor a configuration. Of a model"),
         (["train", "num_generations=4"], "'num_generations' is 'group_size' here"),
         (["train", "group_siz=4", "--dry-run"], "Did you mean 'group_size'?"),
         (["train", "recipe=rspo", "--dry-run"], "rspo reads which experts a token visits"),

@@ -23,6 +23,7 @@ from groupwise.config import load as load_config
 from groupwise.config.fields import SourceSettings
 from groupwise.config.writing import text
 from groupwise.data import LoadedTasks, load
+from groupwise.data.columns import recognise, with_conversation
 from groupwise.data.cursor import Cursor, MixedCursor, fingerprint
 from groupwise.data.mixing import split_by_hash
 from groupwise.data.named_sets import GRADERS, SETS, boxed
@@ -68,7 +69,12 @@ VERL = {
         ),
         ({"prompt": CHAT, "answer": "a", "task": "t"}, CHAT, "a", "verifiers rows"),
         ({"prompt": CHAT, "solution": "s"}, CHAT, "s", "rows with messages: prompts from 'prompt'"),
-        ({"prompt": CHAT, "chosen": "s"}, CHAT, None, "rows with messages: .*, no answers"),
+        (
+            {"prompt": CHAT, "chosen": "s"},
+            CHAT,
+            None,
+            "rows with messages: .*, no answers to grade by",
+        ),
         ({"problem": "p", "solution": "s"}, "p", "s", "prompts from 'problem', answers from 'sol"),
         ({"question": "q", "answer": "a", "solution": "s"}, "q", "a", "questions and answers"),
         ({"prompt": "p", "answer": "a"}, "p", "a", None),
@@ -89,6 +95,15 @@ def test_rows_of_other_tools_are_recognised(
             assert note is None
         else:
             assert note is not None and re.search(said, note)
+
+
+def test_whole_conversations_are_told_from_prompts_of_messages() -> None:
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    whole, asked = {"messages": talk}, {"prompt": talk[:1], "completion": talk[1:]}
+    assert str(recognise(with_conversation(whole))) == (
+        "rows with messages: prompts the beginnings of 'messages', no answers to grade by"
+    )
+    assert "prompts from 'prompt'" in str(recognise(with_conversation(asked)))
 
 
 def test_verl_columns_reach_a_reward_written_for_verl(tmp_path: Path) -> None:

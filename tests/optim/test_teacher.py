@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import quiet, small
+from runs import metrics, quiet, small
 from steps import (
     BARE,
     Start,
@@ -238,13 +238,32 @@ def test_the_rollout_file_has_what_the_teacher_said(
 def test_answers_without_a_reward_teach_too(
     start: Start, teachers: list[str], tmp_path: Path
 ) -> None:
-    asked = {"recipe": "distill", "teacher__path": teachers[0], "reward": "abstains"}
-    with start.opened(tmp_path / "run", **asked) as run:
+    # An empty answer has a reward of that function.
+    asked = {"recipe": "distill", "teacher__path": teachers[0], "engine__min_tokens": 1}
+    with start.opened(tmp_path / "run", **asked, reward="abstains") as run:
         found = learn(run, gather(run))
     assert found.metrics["tokens/learned_share"] == 1.0 and found.metrics["optim/grad_norm"] > 0
     # What has no reward is no 0: it is left out of the mean, and counted.
     assert found.metrics["reward/ungraded_share"] == 1.0
     assert "reward/mean" not in found.metrics and "groups/dead_share" not in found.metrics
+
+
+def test_prompts_without_answers_are_enough_for_a_teacher(
+    start: Start, teachers: list[str], tmp_path: Path
+) -> None:
+    """No reward is read: none has to be possible, and no rule calls the run unrewarded."""
+    bare = start.rows("bare", [{"prompt": f"{a}+1="} for a in range(8)])
+    asked = {"recipe": "distill", "teacher__path": teachers[0], "data__train": bare, "steps": 2}
+    settings = {**start.settings(**asked), "reward__parts": {"number": 1.0}}
+    train(small(**settings), tmp_path / "run", display=quiet())
+    lines = metrics(tmp_path / "run")[1:]
+    assert [line["reward/missing_share"] for line in lines] == [0.0, 0.0]
+    assert all(line["reward/ungraded_share"] == 1.0 for line in lines)
+    told = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "no reward" not in told
+    settings.pop("teacher__path")
+    with pytest.raises(DataError, match="has a column 'answer', which the reward reads"):
+        train(small(**settings | {"recipe": "grpo"}), tmp_path / "no", display=quiet())
 
 
 def test_overlong_answers_that_are_dropped_teach_nothing(

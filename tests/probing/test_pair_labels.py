@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scorers import scores
+from scripted_endpoint import Scripted
 from steps import Start
 
 from groupwise.cli import main
@@ -14,9 +18,12 @@ from groupwise.config import load
 from groupwise.errors import ConfigError
 from groupwise.graders.judge import Judge
 from groupwise.graders.parts import Mark
+from groupwise.model.formats.classifier import load_scorer
 from groupwise.probing import pair_labels
 from groupwise.probing.pair_labels import FAILED, TIE, PairRequest, prepare_pairs, why_not
 from groupwise.records import Task
+
+DIGITS = range(8)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,65 @@ def test_a_judge_compares_answers_to_prompts_that_have_none(
     assert made.rows and len(seen) == 8
     pairs = [{one, two} for one, two in seen]
     assert all({row["chosen"], row["rejected"]} in pairs for row in made.rows)
+
+
+def test_an_endpoint_compares_and_a_preference_for_a_place_cancels_out(
+    start: Start, tmp_path: Path
+) -> None:
+    """Over HTTP: the judge likes the longer answer, or whichever it was shown first."""
+    settings = start.settings(
+        data__train=start.rows("bare", [{"prompt": f"{a}+1="} for a in DIGITS])
+    )
+    named = {k.replace("__", "."): v for k, v in settings.items()}
+    shown = re.compile(r"^[AB]:\nBEGIN \w+\n(.*?)\nEND", re.M | re.S)
+
+    def longer(body: dict[str, Any]) -> str:
+        first, second = (len(x) for x in shown.findall(body["messages"][-1]["content"]))
+        better = "tie" if first == second else "A" if first > second else "B"
+        return json.dumps({"better": better})
+
+    made = {}
+    for name, respond in {"longer": longer, "first": lambda _: '{"better": "A"}'}.items():
+        server = Scripted(respond)
+        part = f"judge(form='pairwise', url='{server.url}', model='m')"
+        config = load({"model.device": "cpu", **named, "reward.parts": {part: 1.0}})
+        prepared = prepare_pairs(config, PairRequest(8, compare=True))
+        try:
+            made[name] = prepared.run(tmp_path / f"{name}.jsonl")
+        finally:
+            server.shutdown()
+            server.server_close()
+    rows = made["longer"].rows
+    assert rows and all(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+    assert not made["first"].rows and made["first"].left_out[TIE] >= len(rows)
+
+
+def test_a_reward_model_that_was_trained_here_labels_pairs(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the command line, with a run in place of a folder: what it scores higher is chosen."""
+    pytest.importorskip("transformers")
+    answers = [{"prompt": f"{a}+1=", "chosen": "3", "rejected": "42"} for a in DIGITS]
+    common = [f"model.path={start.model}", "model.device=cpu", "model.threads=1"]
+    learn = ["recipe=reward_model", f"data.train={start.rows('judged', answers)}", "steps=2"]
+    run = ["--run", str(tmp_path / "rm"), "prompts_per_step=4", "eval.every=0", "eval.tasks=0"]
+    assert main(["train", *run, *learn, *common]) == 0
+    out = tmp_path / "pairs.jsonl"
+    part = f"rm(path='{tmp_path / 'rm'}')"
+    bare = start.rows("bare", [{"prompt": f"{a}+1="} for a in DIGITS])
+    asked = [f"data.train={bare}", "engine.max_tokens=8", "--out", str(out), "--judge", part]
+    assert main(["label-pairs", *asked, *common, "--prompts", "8"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert f"wrote {len(rows)} pairs" in capsys.readouterr().out and rows
+    judge = load_scorer(tmp_path / "rm/checkpoints/latest")
+    for row in rows:
+        high, low = row["labelled"]["scores"]
+        assert high > low and row["labelled"]["judge"] == [part]
+        texts = (row["prompt"] + row[side] for side in ("chosen", "rejected"))
+        ids = [[*judge.tokenizer.encode(text), 0] for text in texts]
+        assert [scores(judge.head, each)[-1] for each in ids] == pytest.approx(
+            [high, low], abs=1e-5
+        )
 
 
 def test_a_judge_and_how_it_is_asked_must_fit(

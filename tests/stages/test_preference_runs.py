@@ -158,6 +158,13 @@ def test_spin_samples_from_the_reference_of_the_round(start: Start, tmp_path: Pa
     assert kept and all(row["text"] for row in kept)
 
 
+def test_spin_takes_written_solutions_that_nobody_can_grade(start: Start, tmp_path: Path) -> None:
+    solutions = [{"prompt": f"{a}+1=", "completion": f"{a},1;{a + 1}"} for a in range(8)]
+    asked = {**SPIN, "data__train": start.rows("written", solutions)}
+    with start.opened(tmp_path, **asked, reward__parts={"number": 1.0}) as run:
+        assert gather(run).groups
+
+
 def test_spin_goes_on_to_the_bit(start: Start, tmp_path: Path) -> None:
     with start.opened(tmp_path / "whole", **SPIN) as run:
         advance(run, 5)

@@ -15,9 +15,9 @@ from groupwise.watch.display import (
     Display,
     clock,
     sparkline,
-    useful_share,
     visible,
 )
+from groupwise.watch.vital_signs import useful_share
 
 STEP = {
     "reward/mean": 0.4321,
@@ -111,6 +111,24 @@ def test_clip_is_a_number_only_where_something_can_be_clipped() -> None:
     assert "clip n/a (on-policy)" in shown({"clip/high": 0.0, "clip/low": 0.0, **one})[0]
 
 
+def test_rows_learned_as_they_stand_show_no_reward_and_no_clip() -> None:
+    """What stands for a reward is the rows' weight, and one update of the data clips nothing."""
+    assert shown({**STEP, "supervised/nll": 1.234, "time/step": None}) == [
+        "step 1/100  useful groups 88 %  length 4.2  entropy 0.81  mismatch 1.2e-07  nll 1.234  "
+        "grad 0.625  1,234 tok/s  rollout 0.3 s  update 0.5 s"
+    ]
+
+
+def test_preferences_show_their_loss_and_how_well_answers_are_told_apart() -> None:
+    pairs = {"loss/preference": 0.6931, "pairs/accuracy": 0.75, "pairs/margin": 0.1234}
+    assert shown(pairs) == ["step 1/100  loss 0.693  accuracy 75 %  margin 0.123"]
+    alone = {"loss/preference": 0.5, "answers/good_reward": 0.25, "answers/bad_reward": -0.5}
+    assert shown(alone) == ["step 1/100  loss 0.500  margin 0.750"]
+    assert shown({"scores/accuracy": 0.5, "scores/margin": -0.1}) == [
+        "step 1/100  accuracy 50 %  margin -0.100"
+    ]
+
+
 def test_an_old_held_out_accuracy_says_from_when_it_is() -> None:
     lines = shown({"step": 0, "eval/accuracy": 0.5}, {"reward/mean": 0.1}, {"eval/accuracy": 0.75})
     assert lines == [
@@ -188,6 +206,12 @@ def test_the_end_shows_before_and_after() -> None:
         "  groupwise eval 'my runs/one'           its best checkpoint, with intervals",
         "  groupwise export 'my runs/one' FOLDER  a plain model for other programs",
     ]
+
+
+def test_the_end_says_nothing_of_a_reward_that_was_never_measured() -> None:
+    stream = io.StringIO()
+    Display(stream).finish({**SUMMARY, "reward_after": None, "samples": []}, "run")
+    assert "held-out accuracy 20.0 % -> 86.4 %\n100 steps" in stream.getvalue()
 
 
 def test_the_end_of_a_run_without_held_out_tasks_promises_none() -> None:

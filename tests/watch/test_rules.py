@@ -172,7 +172,7 @@ SICKNESSES: dict[str, Change] = {
     "repetition": lambda line, n: {"text/repetition": min(0.05 + 0.02 * n, 0.9)},
     "reward falls": lambda line, n: {"reward/sampled_mean": 0.02, "correct/mean": 0.02},
     "all groups fail": lambda line, n: {"pass_rate/none": 0.95, "groups/dead_share": 0.95},
-    "all groups pass": lambda line, n: {"pass_rate/all": 0.95},
+    "all groups pass": lambda line, n: {"pass_rate/all": 0.95, "groups/dead_share": 0.95},
     "dead groups": lambda line, n: {"groups/dead_share": 0.9},
     "no signal": lambda line, n: {"groups/dead_share": 1.0},
     "guessing": lambda line, n: {
@@ -190,6 +190,8 @@ SICKNESSES: dict[str, Change] = {
     "judge unread": lambda line, n: {"judge/failed_share": 0.7},
     "judge agreement": lambda line, n: (
         {"judge/agreement": 0.7 - 0.004 * n} if "judge/agreement" in line else {}),
+    "judge guesses": lambda line, n: (
+        {"judge/agreement": 0.5 + 0.02 * (-1) ** n} if "judge/agreement" in line else {}),
     "judge gap": lambda line, n: {"judge/gap": 1.6 * 0.95**n},
     "judge likes length": lambda line, n: {
         "length/sampled_mean": 195 + 5 * n, "judge/length_gap": 40.0, "correct/mean": 0.36},
@@ -285,6 +287,30 @@ def test_points_for_parts_of_an_answer_teach_though_nothing_is_right_yet() -> No
     assert "all groups fail" not in names(few)
     most = [line | {"pass_rate/none": 1.0, "groups/dead_share": 0.6} for line in healthy()]
     assert "all groups fail" in names(most)
+
+
+def test_a_judge_is_called_a_guess_where_three_evaluations_say_so() -> None:
+    """As measured: a judge that was hardly taught. Of two, or with wide errors, nothing is said."""
+    measured = [(0, 0.501, 0.093), (5, 0.561, 0.125), (10, 0.364, 0.252), (15, 0.567, 0.110)]
+
+    def told(count: int, factor: float = 1.0, more: float = 0.0) -> list[str]:
+        keys = ("step", "judge/agreement", "judge/agreement_stderr")
+        known = [(step, value + more, error * factor) for step, value, error in measured[:count]]
+        return names([dict(zip(keys, each, strict=True)) for each in known])
+
+    assert told(4, 0.9) == ["judge guesses"] and told(2, 0.9) == []
+    assert told(4, 2.0) == [] and told(4, 0.9, more=0.3) == []
+
+
+def test_scores_above_0_do_not_mean_that_the_data_are_used_up() -> None:
+    """A judge's points, or a reward model's: answers of a group differ, and nobody says right."""
+    scores = [line | {"pass_rate/all": 1.0, "groups/dead_share": 0.1} for line in healthy()]
+    assert "all groups pass" not in names(scores)
+    unknown = ("groups/dead_share", "correct/mean")
+    pairs = [{k: x for k, x in line.items() if k not in unknown} for line in scores]
+    assert "all groups pass" not in names(pairs)
+    used_up = [line | {"correct/mean": 1.0} for line in pairs]
+    assert "all groups pass" in names(used_up)
 
 
 def test_equal_rewards_are_said_once_by_the_rule_that_knows_why() -> None:
@@ -425,7 +451,7 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [("critic", 4), ("judge", 4), ("router", 2), ("turns", 4), ("lag", 1)]
+    ("part", "count"), [("critic", 4), ("judge", 5), ("router", 2), ("turns", 4), ("lag", 1)]
 )
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
