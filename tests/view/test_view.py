@@ -338,7 +338,8 @@ def test_names_and_methods_that_are_refused(port: int) -> None:
         assert get(port, "/", host)[0] == 200, host
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
         assert get(port, "/", host)[0] == 421, host
-    assert get(port, "/", method="POST")[0] == 501
+    assert get(port, "/", method="PUT")[0] == 501
+    assert get(port, "/", method="POST")[0] == 403
 
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:
@@ -450,7 +451,7 @@ def test_what_others_wrote_is_shown_apart(tmp_path: Path) -> None:
     table, _ = rollouts.read_older(folder.rollout(1), OF_GROUPS)
     assert groups_of(table)[0].lengths == [4, 10]
     script = get_asset("tokens.js")
-    assert "page.foreign[at]" in script and "#heat span.foreign" in get_asset("style.css")
+    assert "page.foreign[at]" in script and "#heat span.foreign" in get_asset("tokens.css")
 
 
 def get_asset(name: str) -> str:

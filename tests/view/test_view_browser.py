@@ -165,14 +165,14 @@ def test_two_runs_over_each_other(page: Page, tmp_path: Path) -> None:
             "step 4: entropy collapse: down to 0.1",
             "step 2: truncation: <b>half</b>",
         ]
-        assert [each.get_attribute("class") for each in said.all()] == ["first", "second", "second"]
+        assert [each.get_attribute("class") for each in said.all()] == ["c0", "c1", "c1"]
         assert said.last.locator("a").get_attribute("href") == "/runs/two/step/2"
         lines = page.evaluate(
             f"document.querySelector('{REWARD} .plot').layout.shapes.map(s => [s.x0, s.line.color])"
         )
         first, second = (
             page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('{name}')")
-            for name in ("--accent", "--second")
+            for name in ("--run-0", "--run-1")
         )
         assert lines == [[4, first.strip()], [4, second.strip()], [2, second.strip()]]
         chart = page.locator(REWARD).first
@@ -292,7 +292,7 @@ def test_hostile_completions_stay_text(page: Page, tmp_path: Path) -> None:
         page.goto(base)
         page.locator(".chart path.js-line").first.wait_for(state="attached")
         page.locator("#events tbody tr").nth(9).wait_for()
-        page.locator("summary").nth(1).click()  # the hostile metric's own chart
+        page.locator("#charts summary:visible").nth(1).click()  # the hostile metric's own chart
         page.locator(".chart").first.focus()
         page.keyboard.press("ArrowRight")
         assert "onerror=window.hit" in page.locator(".said").first.inner_text()
