@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
-from groupwise.common.progress import clock
+from groupwise.view.chat import own_words
 from groupwise.watch.chart import number
 from groupwise.watch.display import visible
 
@@ -59,7 +59,7 @@ def _environment() -> jinja2.Environment:
         cut=cut,
         visible=lambda value: visible(str(value)),
         number=shown,
-        clock=clock,
+        own_words=lambda prompt: own_words([prompt])[0],
         query=urlencode,
         quoted=quoted,
     )

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,15 @@ class ViewedRun:
                 for at, (step, value) in enumerate(zip(self.steps, values, strict=True))
                 if math.isfinite(value)
             ]
+
+    def at(self, step: int) -> dict[str, float]:
+        """Return all that was measured in a step."""
+        with self.lock:
+            place = bisect_left(self.steps, step)
+            if place == len(self.steps) or self.steps[place] != step:
+                return {}
+            return {name: column[place] for name, column in self.columns.items()
+                    if math.isfinite(column[place])}  # fmt: skip
 
     def version(self) -> str:
         """Return a text that changes whenever there is something new to show."""

@@ -33,6 +33,7 @@ from groupwise.runfiles.files import from_json
 from groupwise.view import answers, curves, facts, notes, overlay, pages, render
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import Runs, ViewedRun
+from groupwise.view.search import TextSearch
 from groupwise.view.tokens import as_json, token_page, tokenizer_of
 
 POLICY = (
@@ -161,12 +162,14 @@ class Viewer(WebServer):
                 if first.get("known") == run.version():
                     return Response(b"", JSON, 204)
                 return Response(as_json(curves.trends(run, asked.get("name", []))), JSON)
+            case ["search"]:
+                return _page(answers.search_page(run, first, TextSearch(run)))
             case ["prompt", int(prompt)]:
                 return _page(answers.prompt_page(run, prompt, self.index(run)))
             case ["step", int(step)]:
                 return _page(answers.step_page(run, step, first))
             case ["step", "group", int(step), int(group)]:
-                return _page(answers.group_page(run, step, group))
+                return _page(answers.group_page(run, step, group, first.get("sort", "")))
             case ["step", "group", "sample", int(step), int(group), int(sample)]:
                 return _page(answers.sample_page(run, step, group, sample))
             case ["step", "group", "sample", "text", int(step), int(group), int(sample)]:

@@ -254,6 +254,7 @@ def test_every_page_from_the_runs_to_the_token(port: int) -> None:
         "/runs/one/step/2/group/0": "What is 2+2, please (0)?",
         "/runs/one/step/2/group/0/sample/2": "another number",
         "/runs/one/prompt/102": "10 times",
+        "/runs/one/search?q=at+step+7": "4 samples in 10 steps",
         "/runs/one/step/2/group/0/sample/2/text": "five<end>",
     }
     for path, expected in paths.items():
@@ -329,7 +330,7 @@ def test_process_rewards_stand_beside_their_pieces(tmp_path: Path) -> None:
     rollouts.write(folder.rollout(1), [sample(0, 0, "one two three", reward_steps=steps)], 1)
     with viewing(folder.path) as port:
         page = get(port, "/runs/run/step/1/group/0/sample/0")[1]
-    table = page[page.index('id="process"') : page.index('id="tokens"')]
+    table = page[page.index('id="process"') :].partition("</table>")[0]
     assert "0.25 one -1 0.5 two t" in words(table)
 
 
