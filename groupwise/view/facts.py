@@ -21,8 +21,8 @@ LEVELS = {"good": "healthy", "warn": "look at it", "bad": "sick", "none": "nothi
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a run is well, in one sentence."""
+class RunVerdict:
+    """A judgement of a run in one sentence."""
 
     level: str  # of `LEVELS`
     words: str
@@ -33,8 +33,8 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
+class RunProgress:
+    """The progress of a run: steps, time, and whether it goes on."""
 
     step: int
     total: int | None
@@ -50,7 +50,7 @@ class Progress:
         return min(self.step / self.total, 1.0) if self.total else None
 
 
-def progress_of(run: ViewedRun, about: RunFacts) -> Progress:
+def progress_of(run: ViewedRun, about: RunFacts) -> RunProgress:
     step = run.steps[-1] if run.steps else 0
     total = about.settings.get("steps")
     total = total if isinstance(total, int) and not about.settings.get("epochs") else None
@@ -62,7 +62,7 @@ def progress_of(run: ViewedRun, about: RunFacts) -> Progress:
     left = None
     if live and each is not None and total is not None:
         left = max(total - step, 0) * each
-    return Progress(step, total, finished, live, _seconds(run, about), left)
+    return RunProgress(step, total, finished, live, _seconds(run, about), left)
 
 
 def _seconds(run: ViewedRun, about: RunFacts) -> float | None:
@@ -74,7 +74,7 @@ def _seconds(run: ViewedRun, about: RunFacts) -> float | None:
     return max(sides) if sides else None
 
 
-def verdict_of(run: ViewedRun, about: RunFacts, progress: Progress) -> Verdict:
+def verdict_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> RunVerdict:
     """Judge by what the health rules wrote, by what went wrong, and by whether it goes on."""
     grave = {rule.name: rule.grave for rule in RULES}
     found = [event for event in run.events if is_health(event)]
@@ -84,22 +84,22 @@ def verdict_of(run: ViewedRun, about: RunFacts, progress: Progress) -> Verdict:
             more = f" (and {len(events) - 1} more)" if len(events) > 1 else ""
             head = "Sick" if level == "bad" else "To be looked at"
             said = str(events[0].get("text", "")).partition(". ")[0].rstrip(".")
-            return Verdict(level, f"{head} since step {events[0]['step']}: {said}{more}.")
+            return RunVerdict(level, f"{head} since step {events[0]['step']}: {said}{more}.")
     guarded = [event for event in run.events if event.get("kind") in GUARDS]
     if guarded:
-        return Verdict("warn", f"In step {guarded[-1]['step']}: {guarded[-1].get('text', '')}")
+        return RunVerdict("warn", f"In step {guarded[-1]['step']}: {guarded[-1].get('text', '')}")
     if about.damage:
-        return Verdict("warn", "Some of its files can't be read; the page shows the rest.")
+        return RunVerdict("warn", "Some of its files can't be read; the page shows the rest.")
     if not run.steps:
-        return Verdict("none", "Nothing measured yet.")
+        return RunVerdict("none", "Nothing measured yet.")
     if not progress.finished and not progress.live:
         of = f" of {progress.total:,}" if progress.total else ""
-        return Verdict(
+        return RunVerdict(
             "warn", f"It stopped at step {progress.step:,}{of}; the same command goes on."
         )
     if not progress.step:
-        return Verdict("none", "Only the start is measured so far.")
-    return Verdict("good", f"Healthy: no rule has fired in {progress.step:,} steps{_gain(run)}.")
+        return RunVerdict("none", "Only the start is measured so far.")
+    return RunVerdict("good", f"Healthy: no rule has fired in {progress.step:,} steps{_gain(run)}.")
 
 
 def _gain(run: ViewedRun) -> str:
@@ -146,7 +146,7 @@ def device_of(about: RunFacts) -> str:
 # --- for the pages ----------------------------------------------------------------------------
 
 
-def tiles_of(run: ViewedRun, about: RunFacts, progress: Progress) -> list[tuple[str, str]]:
+def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[tuple[str, str]]:
     """Return what to read first, as titles and texts."""
     found = []
     for title, name, share in curves_of(run.columns)[:3]:

@@ -18,7 +18,7 @@ fits = schemas.table({"tags": schemas.each(schemas.text), "note": schemas.text})
 
 @dataclass(frozen=True)
 class Notes:
-    """What people wrote about a run."""
+    """Words of people about a run."""
 
     tags: tuple[str, ...] = ()
     note: str = ""

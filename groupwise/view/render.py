@@ -5,17 +5,29 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
 
+from groupwise.common.extras import install
+from groupwise.errors import ConfigError
 from groupwise.view.chat import own_words
 from groupwise.watch.chart import number
 from groupwise.watch.display import visible
 
 TEXT_SHOWN, EXCERPT = 20_000, 1_200  # characters of a text, and of one beside others
+
+
+def need_plotly() -> None:
+    if find_spec("plotly") is None:
+        raise ConfigError(
+            "The viewer draws its charts with plotly, which is not installed: "
+            f"`{install('view')}`. A report needs no more than groupwise: "
+            "groupwise report RUN"
+        )
 
 
 @functools.cache

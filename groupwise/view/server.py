@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,8 +26,7 @@ from groupwise.common.callers import (
     is_own_page,
     own_names,
 )
-from groupwise.common.extras import install
-from groupwise.errors import ConfigError, GroupwiseError, in_short
+from groupwise.errors import GroupwiseError, in_short
 from groupwise.runfiles.files import from_json
 from groupwise.view import answers, curves, facts, notes, overlay, pages, render
 from groupwise.view.prompts import PromptIndex
@@ -66,12 +64,7 @@ class Viewer(WebServer):
     """An HTTP server: `serve_forever()` as usual; `shutdown()` ends it."""
 
     def __init__(self, runs: Runs, address: tuple[str, int]) -> None:
-        if find_spec("plotly") is None:
-            raise ConfigError(
-                "The viewer draws its charts with plotly, which is not installed: "
-                f"`{install('view')}`. A report needs no more than groupwise: "
-                "groupwise report RUN"
-            )
+        render.need_plotly()
         self.address_family = family_of(address[0])
         self.runs = runs
         self.names = own_names(address[0])

@@ -31,7 +31,7 @@ from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import Row
 from groupwise.runfiles.starts import Start, write_starts
-from groupwise.view import chat, server
+from groupwise.view import chat, render, server
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import GrowingFile, Runs, ViewedRun
 from groupwise.view.steps import OF_GROUPS, found_in, groups_of
@@ -566,7 +566,7 @@ def test_wrong_requests(
     assert "There is no folder" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--port", "99999"]) == 2
     assert "--port 0" in capsys.readouterr().err
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(render, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install .*plotly"):
         server.Viewer(Runs([tmp_path]), ("127.0.0.1", 0))
 

@@ -46,10 +46,11 @@ function tell() {
   document.querySelectorAll("#tiles dd").forEach((tile, at) => {
     if (tile.textContent !== data.tiles[at]) tile.textContent = data.tiles[at];
   });
-  document.getElementById("steps").hidden = data.last === null || Boolean(enclosed);
+  listEvents(data);
+  if (enclosed) return;
+  document.getElementById("steps").hidden = data.last === null;
   document.getElementById("last-step").textContent = `last step: ${data.last}`;
   document.getElementById("last-step").href = `${runs[0]}/step/${data.last}`;
-  listEvents(data);
 }
 
 document.getElementById("notes-form")?.addEventListener("submit", async (event) => {
