@@ -129,7 +129,10 @@ def recipe_of(settings: Mapping[str, Any]) -> str:
 def model_of(settings: Mapping[str, Any]) -> str:
     found = settings.get("model")
     path = found.get("path") if isinstance(found, Mapping) else None
-    return path.rstrip("/").rpartition("/")[2] if isinstance(path, str) and path else "–"
+    parts = [part for part in path.split("/") if part] if isinstance(path, str) else []
+    if parts[-2:-1] == ["checkpoints"] and len(parts) > 2:  # of another run
+        return "/".join((parts[-3], parts[-1]))
+    return parts[-1] if parts else "–"
 
 
 def device_of(about: RunFacts) -> str:
@@ -164,9 +167,8 @@ def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[tup
     return found
 
 
-def row_of(run: ViewedRun) -> dict[str, Any]:
+def row_of(run: ViewedRun, about: RunFacts) -> dict[str, Any]:
     """Return a line of the list of runs: texts to show, and the values that it is sorted by."""
-    about = run.about()
     progress = progress_of(run, about)
     verdict = verdict_of(run, about, progress)
     accuracy, reward = (run.points(name) for _, name, _ in curves_of(run.columns)[:2])

@@ -18,7 +18,7 @@ def home(runs: Mapping[str, ViewedRun], places: Sequence[Path]) -> str:
     for run in runs.values():
         about = run.about()
         parent = _run_at(runs, about.parent)
-        rows.append({"run": run, "about": about, "parent": parent, "facts": row_of(run)})
+        rows.append({"run": run, "about": about, "parent": parent, "facts": row_of(run, about)})
     # Runs of a comparison or a pipeline stand together, behind those of none.
     heads = sorted({row["run"].group for row in rows})
     tables = {head: [row for row in rows if row["run"].group == head] for head in heads}

@@ -97,7 +97,7 @@ class Viewer(WebServer):
         return _trouble("Not here", f"There is nothing at {parts.path}.", 404)
 
     def _list(self, asked: dict[str, list[str]]) -> Response:
-        rows = [facts.row_of(run) for run in self.runs.all().values()]
+        rows = [facts.row_of(run, run.about()) for run in self.runs.all().values()]
         version = hashlib.sha256(as_json(rows)).hexdigest()[:16]
         if asked.get("known") == [version]:
             return Response(b"", JSON, 204)
