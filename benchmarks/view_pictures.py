@@ -25,7 +25,9 @@ LARGEST = 150_000  # bytes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("place")
     parser.add_argument("--run", required=True, help="name of the run, as the viewer shows it")
     parser.add_argument("--group", required=True, help="name of the comparison")

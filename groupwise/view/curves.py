@@ -31,10 +31,12 @@ def charts(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
              for title, name, share in curves_of(names)]  # fmt: skip
     found = {FIRST: [_chart(name, title, share) for title, name, share in first
                      if name in names]}  # fmt: skip
+    known = {name: find(name) for name in names}
     for section, entries in SECTIONS.items():
-        fitting = [n for n in names if any(find(n) is entry for entry in entries.values())]
+        own = {id(entry) for entry in entries.values()}
+        fitting = [name for name in names if id(known[name]) in own]
         found[section] = [_chart(name, name, _is_share(name)) for name in fitting]
-    other = [name for name in names if name != USEFUL and find(name) is None]
+    other = [name for name in names if name != USEFUL and known[name] is None]
     found["Other"] = [_chart(name, name, False) for name in other]
     return {section: entries for section, entries in found.items() if entries}
 

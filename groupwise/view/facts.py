@@ -142,8 +142,7 @@ def device_of(about: RunFacts) -> str:
     gpus = hardware.get("gpus") if isinstance(hardware, Mapping) else None
     if device.startswith("cpu") or not isinstance(gpus, list) or not gpus:
         return device if device and device != "auto" else "cpu" if hardware else "–"
-    first = gpus[0]
-    return str(first.get("name", first)) if isinstance(first, Mapping) else str(first)
+    return str(gpus[0])
 
 
 # --- for the pages ----------------------------------------------------------------------------
