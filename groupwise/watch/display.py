@@ -287,7 +287,7 @@ class Display:
         lines = [
             f"{speed}   {split}".strip(),
             slow if signs.pop("bottleneck", "") else "",
-            f"ETA {left}" + ("" if ran is None else f", after {clock(ran + since)}"),
+            ("" if ran is None else f"elapsed {clock(ran + since)}   ") + f"ETA {left}",
             self._sample,
             f"now: {doing}" if doing else "",
             self._address,

@@ -243,7 +243,7 @@ def test_the_panel_says_what_is_under_way_and_where_to_look(doing: str) -> None:
         display._status(doing)
     text = stream.getvalue()  # no terminal: only what is left on the screen
     assert ("now: step 2/100: sampling 12 of 64 completions" in text) == bool(doing)
-    assert "grading" not in text and "after 1:01" in text
+    assert "grading" not in text and "elapsed 1:01" in text
     assert "sample (reward 1): 7+5= → 12 \\x1b[2J" in text and "\x1b[2J" not in text
     assert "see it: groupwise view 'runs/my run', then http://127.0.0.1:7007" in text
 
