@@ -20,6 +20,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+VIEWER_PORT = 7007  # where `groupwise view` listens unless told otherwise
 MOST_HEAD = 128 * 1024  # bytes of a request before its body
 
 

@@ -347,6 +347,8 @@ def record_step(
     reporter.recorder.step(progress.step, rows, metrics, events, by_task)
     over = progress.over(config)
     reporter.display.expect(progress.step if over else progress.total_steps(config))
+    if rows:
+        reporter.display.sample(rows[-1].prompt_text, rows[-1].text, rows[-1].reward)
     reporter.display.step(metrics)
     reporter.mirrors.look()
     sick = act_on(run, found)

@@ -195,6 +195,7 @@ def _open(
         *doubts,
         *setup.notes,
     ]
+    display.place(folder.path)
     display.start(
         lines,
         progress.total_steps(config),

@@ -7,7 +7,10 @@ not look like a user. Its turns are those that the rollout file has.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
+
+LONG = 40  # characters that prompts begin with alike, and that are not shown again and again
 
 
 class Said(NamedTuple):
@@ -43,6 +46,21 @@ def turns(prompt: str) -> list[Said]:
         role = start["role"]
         found += [Said(_ROLES.get(role, role.lower()), said), Said("", "".join(rest))]
     return [turn for turn in found if turn.text.strip()]
+
+
+def own_words(prompts: Sequence[str]) -> list[str]:
+    """Return what tells prompts apart: the last turn of a user, or what comes behind a beginning
+    that all of them have.
+    """
+    told = [turns(prompt) for prompt in prompts]
+    if all(any(turn.role == "user" for turn in each) for each in told):
+        return [[turn.text for turn in each if turn.role == "user"][-1].strip() for each in told]
+    common = 0
+    if len(set(prompts)) > 1:
+        alike = zip(*prompts, strict=False)
+        common = next((at for at, letters in enumerate(alike) if len(set(letters)) > 1), LONG)
+    start = max((match.end() for match in re.finditer(r"\s", prompts[0][:common])), default=0)
+    return [prompt[start if start >= LONG else 0 :] for prompt in prompts]
 
 
 def thought_and_answer(completion: str) -> tuple[str, str]:

@@ -7,22 +7,25 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from groupwise.errors import ConfigError, RunError
 from groupwise.runfiles import schemas
-from groupwise.runfiles.files import GrowingFile
+from groupwise.runfiles.files import GrowingFile, read_lines
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.naming import comparison_of, distinct_names
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.stages import pipeline_of, read_stages
 from groupwise.runfiles.starts import changes_on_the_way
+from groupwise.view.notes import Notes, read_notes
 from groupwise.watch.chart import Point
 from groupwise.watch.vital_signs import useful_share
 
+T = TypeVar("T")
 MARKS = ("config.toml", "metrics.jsonl", "rollouts")  # one of them makes a folder a run
 DEPTH = 5  # folders within folders that are looked through: runs/compare/NAME/runs/ARM/seed_0
 USEFUL = "groups/useful_share"  # shown instead of its opposite, groups/dead_share
@@ -37,6 +40,12 @@ class RunFacts:
     changed: list[str]  # on the way
     rollouts: list[int]  # the steps that have some
     damage: list[str]  # files that can't be read, and why
+    settings: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    notes: Notes
+    written: float | None  # when it last wrote a line of metrics, as the system counts
+    begun: str = ""  # date and time of its first start
     parent: Path | None = None  # the run that it started from
     started: str = ""  # the same in words, with step and weights
 
@@ -52,6 +61,7 @@ class ViewedRun:
         self.lock = threading.RLock()  # requests are answered by several threads
         self._metrics = GrowingFile(self.folder.metrics, schemas.metrics)
         self._events = GrowingFile(self.folder.events, schemas.events)
+        self._small: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._clear()
         self.events: list[dict[str, Any]] = []
 
@@ -99,6 +109,15 @@ class ViewedRun:
                 if math.isfinite(value)
             ]
 
+    def at(self, step: int) -> dict[str, float]:
+        """Return all that was measured in a step."""
+        with self.lock:
+            place = bisect_left(self.steps, step)
+            if place == len(self.steps) or self.steps[place] != step:
+                return {}
+            return {name: column[place] for name, column in self.columns.items()
+                    if math.isfinite(column[place])}  # fmt: skip
+
     def version(self) -> str:
         """Return a text that changes whenever there is something new to show."""
         return f"{self._metrics.stamp}-{self._events.stamp}"
@@ -108,15 +127,42 @@ class ViewedRun:
         self.refresh()
         seen = PartialReader()
         seen.damage += [x.damage for x in (self._metrics, self._events) if x.damage]
-        config = seen.get(self.folder.read_config)
-        settings = (seen.get(self.folder.read_settings) if config else None) or {}
-        summary = seen.get(self.folder.read_summary) or {}
-        changed = seen.get(changes_on_the_way, self.folder) or []
-        steps = seen.get(self.folder.rollout_steps) or []
-        manifest = seen.get(self.folder.read_manifest) or {}
+        folder, small = self.folder, self._unchanged
+        config = seen.get(small, folder.config, folder.read_config)
+        settings = (seen.get(small, folder.config, folder.read_settings) if config else None) or {}
+        summary = seen.get(small, folder.summary, folder.read_summary) or {}
+        starts = seen.get(small, folder.starts, self._starts) or ("", [])
+        steps = seen.get(folder.rollout_steps) or []
+        manifest = seen.get(small, folder.manifest, folder.read_manifest) or {}
+        notes = seen.get(read_notes, folder) or Notes()
         parent, started = self._parent(manifest.get("parent"))
         state = self._state(summary, settings)
-        return RunFacts(state, config, changed, steps, seen.damage, parent, started)
+        return RunFacts(state, config, starts[1], steps, seen.damage, settings, summary, manifest,
+                        notes, self._written(), starts[0], parent, started)  # fmt: skip
+
+    def _unchanged(self, path: Path, read: Callable[[], T]) -> T:
+        """Return what a small file has; read again when it has changed."""
+        try:
+            now = path.stat()
+        except OSError:
+            return read()
+        stamp, key = (now.st_ino, now.st_mtime_ns, now.st_size), f"{path.name} {read.__name__}"
+        if self._small.get(key, (None,))[0] != stamp:
+            self._small[key] = stamp, read()
+        value: T = self._small[key][1]
+        return value
+
+    def _starts(self) -> tuple[str, list[str]]:
+        """Return when the run was first started, and what later starts changed."""
+        lines = read_lines(self.folder.starts, schemas.starts)
+        begun = str(lines[0][1].get("time/at", "")) if lines else ""
+        return begun.replace("T", " ").removesuffix("Z"), changes_on_the_way(self.folder)
+
+    def _written(self) -> float | None:
+        try:
+            return self.folder.metrics.stat().st_mtime
+        except OSError:  # it is not there yet, or went away in between
+            return None
 
     def _parent(self, found: Any) -> tuple[Path | None, str]:
         if not isinstance(found, Mapping) or not isinstance(found.get("folder"), str):
@@ -133,11 +179,10 @@ class ViewedRun:
         if summary.get("steps") == step:
             return f"Finished after {step:,} steps."
         of = f" of {total:,}" if isinstance(total, int) else ""
-        try:
-            ago = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
-        except OSError:  # it went away in between
+        written = self._written()
+        if written is None:
             return f"Step {step:,}{of}."
-        return f"Step {step:,}{of}, written {_ago(ago)}."
+        return f"Step {step:,}{of}, written {_ago(max(0.0, time.time() - written))}."
 
 
 def _known(value: float) -> float | None:

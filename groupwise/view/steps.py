@@ -22,6 +22,7 @@ OF_GROUPS = ("group", "prompt_id", "draw", "sample", "reward", "correct", "grade
 SEARCHED = ("prompt_text", "text", "answer", "grader_reason")
 OF_SAMPLES = (*OF_GROUPS, "reward_parts", "reward_steps", "grader_reason", "weight_version",
               "weights", "text", "answer", "advantage", "clipped", "rerouted", "turns")  # fmt: skip
+BARS = 16  # of a histogram at most
 FAILED = ("error", "timeout")  # of grader_status
 
 FILTERS = {
@@ -98,7 +99,7 @@ def groups_of(table: pa.Table) -> list[PromptGroup]:
 def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> PromptGroup:
     sampled = [(row, length) for row, length in members if (row["sample"] or 0) >= 0] or members
     first = members[0][0]
-    rewards = [_finite(row["reward"]) for row, _ in sampled]
+    rewards = [finite(row["reward"]) for row, _ in sampled]
     return PromptGroup(
         number=number,
         prompt_id=-1 if first["prompt_id"] is None else first["prompt_id"],
@@ -115,7 +116,7 @@ def _group(number: int, members: Sequence[tuple[Mapping[str, Any], int]]) -> Pro
     )
 
 
-def _finite(reward: float | None) -> float | None:
+def finite(reward: float | None) -> float | None:
     """Return a finite reward or None: a file that was tampered with may hold another."""
     return reward if reward is not None and math.isfinite(reward) else None
 
@@ -165,6 +166,21 @@ def rows_of_group(path: Path, group: int, columns: Sequence[str]) -> tuple[pa.Ta
     return rows.sort_by("sample"), version
 
 
+def group_numbers(path: Path) -> list[int]:
+    column = read_older(path, ("group",))[0].column("group")
+    return sorted(pc.unique(column.drop_null()).to_pylist())
+
+
+def histogram(rewards: Sequence[float]) -> list[tuple[float, float, int]]:
+    """Return bars from lowest to highest: where each begins and ends, and how many fall in it."""
+    values = sorted(set(rewards))
+    if len(values) <= BARS:
+        return [(value, value, rewards.count(value)) for value in values]
+    counts, edges = np.histogram(rewards, BARS)
+    return [(float(a), float(b), int(n)) for a, b, n in
+            zip(edges[:-1], edges[1:], counts, strict=True)]  # fmt: skip
+
+
 def branch_rewards(path: Path, group: int, sample: int) -> dict[int, list[float | None]]:
     """Return the rewards of the branches of a sample, by the position that they go on from."""
     table, _ = read_older(path, ("group", "sample", "branch", "reward"))
@@ -172,7 +188,7 @@ def branch_rewards(path: Path, group: int, sample: int) -> dict[int, list[float 
     found: dict[int, list[float | None]] = {}
     for row in rows:
         if (row["group"], row["sample"]) == (group, sample):
-            found.setdefault(row["branch"]["at"], []).append(_finite(row["reward"]))
+            found.setdefault(row["branch"]["at"], []).append(finite(row["reward"]))
     return dict(sorted(found.items()))
 
 

@@ -18,7 +18,8 @@ from groupwise.view.steps import place_of, rows_of_group, values_of
 from groupwise.watch.display import visible
 
 PAGE = 2048  # tokens that are sent at a time
-COLUMNS = ("group", "sample", "token_ids", "turns", *PER_TOKEN, "weight")  # the last in replays
+COLUMNS = ("group", "sample", "prompt_token_ids", "token_ids", "turns", "routes", *PER_TOKEN,
+           "weight")  # the last in replays  # fmt: skip
 
 # name, title, scale: high (0 is calm), low (0 is calm, far below is not), signed, ratio, flag
 STREAMS = (
@@ -39,6 +40,10 @@ STREAMS = (
     ("clipped", "clipped", "flag"),
     ("mask", "written by the policy", "flag"),
 )
+
+# Where a colour is full on a scale that is the same for all samples.
+FIXED = {"mismatch": 0.1, "ratio": 0.5, "entropy": 3.0, "advantage": 2.0, "coefficient": 0.001}
+FIXED_OTHERWISE = {"low": 5.0, "signed": 1.0, "high": 1.0, "ratio": 0.5, "flag": 1.0}
 
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
@@ -95,8 +100,9 @@ def token_page(
             values = values if name == "mask" else np.where(foreign, np.nan, values)
             high = _reach(values, scale)
             numbers = [None if not np.isfinite(x) else float(f"{x:.6g}") for x in values[part]]
+            fixed = FIXED.get(name, FIXED_OTHERWISE[scale])
             streams.append({"name": name, "title": title, "scale": scale, "reach": high,
-                            "values": numbers})  # fmt: skip
+                            "fixed": fixed, "values": numbers})  # fmt: skip
     return {
         "start": start,
         "count": len(ids),
@@ -106,7 +112,21 @@ def token_page(
         "streams": streams,
         "foreign": foreign[part].tolist(),
         "turns": rows.column("turns")[at].as_py() or [],
+        "routes": _routes(rows, at)[part],
     }
+
+
+def _routes(rows: pa.Table, at: int) -> list[list[list[int]]]:
+    """Return the experts of each layer that foretold each token; none where they are not known."""
+    found, prompt = rows.column("routes")[at], values_of(rows, "prompt_token_ids", at)
+    if not found.is_valid or prompt is None:
+        return []
+    experts = found["experts"].values.to_numpy(zero_copy_only=False)
+    sizes = [found[name].as_py() or 0 for name in ("layers", "chosen")]
+    if not all(sizes) or len(experts) % (sizes[0] * sizes[1]):
+        return []
+    every: list[list[list[int]]] = experts.reshape(-1, *sizes)[max(len(prompt) - 1, 0) :].tolist()
+    return every
 
 
 def _stream(rows: pa.Table, name: str, at: int) -> Any:

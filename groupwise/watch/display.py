@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,17 +17,16 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
+from groupwise.common.callers import VIEWER_PORT
 from groupwise.common.progress import Watcher, clock
 from groupwise.runfiles.files import storable
 from groupwise.runfiles.parts import part_changes
+from groupwise.watch.panel import panel
 from groupwise.watch.vital_signs import (
     TRAINED,
     Metrics,
@@ -46,6 +46,7 @@ STOPPING = (
     "stopping after this step, which is saved. Once more stops now: then the steps since the last "
     "checkpoint are done again, and nothing else is lost."
 )
+LONGEST = 200  # characters of a sample's prompt and of its text in the panel
 RECENT = 20  # steps that the time left is estimated from
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -65,7 +66,9 @@ class Display:
         self._console = _Console(file=self._stream, highlight=False, markup=False)
         self._panel = self._console.is_terminal if live is None else live
         self._live: Live | None = None
-        self._shown: RenderableType | None = None  # the panel of the last step
+        self._metrics: Metrics = {}  # of the last step, which the panel shows
+        self._at = 0.0  # when they came
+        self._sample, self._address = "", ""  # lines of the panel
         self._muted = False
         self._writing = threading.RLock()  # what is under way is shown by a thread of its own
         self._under_way = Watcher(self._status, live=self._panel)
@@ -93,6 +96,17 @@ class Display:
             measures = "held-out accuracy and reward" if held_out else "the training reward"
             self._print(LOSS_NOTE.format(measures=measures))
 
+    def place(self, path: str | os.PathLike[str]) -> None:
+        """Say in the panel how the run can be seen meanwhile."""
+        command = f"groupwise view {shlex.quote(os.fspath(path))}"
+        self._address = visible(f"see it: {command}, then http://127.0.0.1:{VIEWER_PORT}")
+
+    def sample(self, prompt: str, text: str, reward: float | None) -> None:
+        """Show the latest sample in the panel, in one line."""
+        words = " ".join(f"{prompt[-LONGEST:]} → {text[:LONGEST]}".split())
+        graded = "" if reward is None else f" (reward {reward:.3g})"
+        self._sample = f"sample{graded}: {visible(words)}"
+
     def watching(self) -> AbstractContextManager[None]:
         """Show what is under way meanwhile: phase, progress and time."""
         return self._under_way.watching()
@@ -116,9 +130,9 @@ class Display:
         self._step = int(metrics.get("step", self._step + 1))
         self._remember(metrics)
         if self._panel:
+            self._metrics, self._at = metrics, time.monotonic()
             self._under_way.heard()
-            self._shown = self._render(metrics)
-            self._draw(self._shown)
+            self._draw(self._render())
         else:
             self._print("  ".join(f"{name} {value}".strip() for name, value in self._line(metrics)))
         self._name_bottleneck(metrics)
@@ -193,8 +207,7 @@ class Display:
                 self._write(line)
             return
         below = Text(visible(line), style="dim", no_wrap=True, overflow="ellipsis")
-        shown = [] if self._shown is None else [self._shown]
-        self._draw(Group(*shown, *([below] if line else [])))
+        self._draw(self._render(visible(line)) if self._metrics else below)
 
     def _draw(self, what: RenderableType) -> None:
         """Draw in the place of what was drawn before."""
@@ -266,28 +279,26 @@ class Display:
         found.append(("ETA", self._left()))
         return [(name, value) for name, value in found if value]
 
-    def _render(self, metrics: Metrics) -> Panel:
-        signs = dict(self._line(metrics))
-        title = signs.pop("step")
-        eta = signs.pop("ETA", "after the second step")
+    def _render(self, doing: str = "") -> Panel:
+        """Return the panel of the last step; `doing` is what is under way since."""
+        signs = dict(self._line(self._metrics))
+        title, left = signs.pop("step"), signs.pop("ETA", "after the second step")
         speed = signs.pop("", "")
-        split = " · ".join(f"{name} {signs.pop(name)}" for name, _ in phases(metrics))
-        slow = f"bottleneck: {metrics['time/bottleneck']}" if signs.pop("bottleneck", "") else ""
-        table = Table.grid(padding=(0, 3, 0, 0))
-        pairs = [
-            (Text(name, style="dim"), Text(value, style="bold")) for name, value in signs.items()
+        split = " · ".join(f"{name} {signs.pop(name)}" for name, _ in phases(self._metrics))
+        slow = "bottleneck: " + str(self._metrics.get("time/bottleneck"))
+        ran = self._metrics.get("time/run")
+        since = time.monotonic() - self._at
+        lines = [
+            f"{speed}   {split}".strip(),
+            slow if signs.pop("bottleneck", "") else "",
+            ("" if ran is None else f"elapsed {clock(ran + since)}   ") + f"ETA {left}",
+            self._sample,
+            f"now: {doing}" if doing else "",
+            self._address,
         ]
-        for at in range(0, len(pairs), 2):
-            table.add_row(*(cell for pair in pairs[at : at + 2] for cell in pair))
-        lines = [f"{speed}   {split}".strip(), slow, f"ETA {eta}"]
         if len(self._rewards) > 1 and self._console.encoding.lower().startswith("utf"):
             lines.insert(0, f"{TRAINED} {sparkline(self._rewards, 48)}")
-        body = Group(
-            table,
-            Text("\n".join(line for line in lines if line), no_wrap=True, overflow="ellipsis"),
-            ProgressBar(total=max(self._total, 1), completed=self._step),
-        )
-        return Panel(body, title=f"step {title}", title_align="left", box=box.ROUNDED)
+        return panel(f"step {title}", signs, lines, self._step, self._total)
 
 
 # --- what the numbers say ---------------------------------------------------------------------

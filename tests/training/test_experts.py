@@ -21,7 +21,7 @@ from groupwise.replay.recorded import open_recorded
 from groupwise.replay.replay import Replay
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import read
-from groupwise.view.pages import sample_page
+from groupwise.view.answers import sample_page
 from groupwise.view.runs import ViewedRun
 
 MIXTURE: dict[str, Any] = {"model__path": "tiny", "tiny__experts": 4, "tiny__cold_start_steps": 80}

@@ -26,7 +26,7 @@ from groupwise.replay.replay import Replay
 from groupwise.runfiles import rollouts as files
 from groupwise.runfiles.folder import RunFolder
 from groupwise.training.guards import check_rewards
-from groupwise.view.pages import group_page, sample_page, step_page
+from groupwise.view.answers import group_page, sample_page, step_page
 from groupwise.view.runs import ViewedRun
 
 SPLIT = "recipe__advantage__step_difference__split"

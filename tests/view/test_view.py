@@ -31,7 +31,7 @@ from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.partial import PartialReader
 from groupwise.runfiles.rollouts import Row
 from groupwise.runfiles.starts import Start, write_starts
-from groupwise.view import chat, server
+from groupwise.view import chat, render, server
 from groupwise.view.prompts import PromptIndex
 from groupwise.view.runs import GrowingFile, Runs, ViewedRun
 from groupwise.view.steps import OF_GROUPS, found_in, groups_of
@@ -254,6 +254,7 @@ def test_every_page_from_the_runs_to_the_token(port: int) -> None:
         "/runs/one/step/2/group/0": "What is 2+2, please (0)?",
         "/runs/one/step/2/group/0/sample/2": "another number",
         "/runs/one/prompt/102": "10 times",
+        "/runs/one/search?q=at+step+7": "4 samples in 10 steps",
         "/runs/one/step/2/group/0/sample/2/text": "five<end>",
     }
     for path, expected in paths.items():
@@ -329,7 +330,7 @@ def test_process_rewards_stand_beside_their_pieces(tmp_path: Path) -> None:
     rollouts.write(folder.rollout(1), [sample(0, 0, "one two three", reward_steps=steps)], 1)
     with viewing(folder.path) as port:
         page = get(port, "/runs/run/step/1/group/0/sample/0")[1]
-    table = page[page.index('id="process"') : page.index('id="tokens"')]
+    table = page[page.index('id="process"') :].partition("</table>")[0]
     assert "0.25 one -1 0.5 two t" in words(table)
 
 
@@ -338,7 +339,8 @@ def test_names_and_methods_that_are_refused(port: int) -> None:
         assert get(port, "/", host)[0] == 200, host
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
         assert get(port, "/", host)[0] == 421, host
-    assert get(port, "/", method="POST")[0] == 501
+    assert get(port, "/", method="PUT")[0] == 501
+    assert get(port, "/", method="POST")[0] == 403
 
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:
@@ -450,7 +452,7 @@ def test_what_others_wrote_is_shown_apart(tmp_path: Path) -> None:
     table, _ = rollouts.read_older(folder.rollout(1), OF_GROUPS)
     assert groups_of(table)[0].lengths == [4, 10]
     script = get_asset("tokens.js")
-    assert "page.foreign[at]" in script and "#heat span.foreign" in get_asset("style.css")
+    assert "page.foreign[at]" in script and "#heat span.foreign" in get_asset("tokens.css")
 
 
 def get_asset(name: str) -> str:
@@ -564,7 +566,7 @@ def test_wrong_requests(
     assert "There is no folder" in capsys.readouterr().err
     assert main(["view", str(tmp_path), "--port", "99999"]) == 2
     assert "--port 0" in capsys.readouterr().err
-    monkeypatch.setattr(server, "find_spec", lambda name: None)
+    monkeypatch.setattr(render, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install .*plotly"):
         server.Viewer(Runs([tmp_path]), ("127.0.0.1", 0))
 

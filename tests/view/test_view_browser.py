@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from browsing import CHROMIUM, WAIT, chromium, is_trouble, sound_page
 from viewing import ALPHABET, add_steps, make_run, sample, viewing
 
 from groupwise.model.formats.tokenizer import character_files
@@ -20,51 +19,22 @@ from groupwise.runfiles.folder import Event, RunFolder
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="no Playwright: pip install playwright"
 )
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 Page = Any  # of Playwright, which may be absent
 REWARD = '.chart[data-name="reward/mean"]'
-WAIT = 60_000  # milliseconds, of a machine with other things to do
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    home = {"HOME": str(tmp_path_factory.mktemp("home"))}  # some machines have none to write to
-    with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"], env=os.environ | home
-        )
+    with chromium(sync_api, tmp_path_factory.mktemp("home")) as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Page]:
-    """A page that must run without an error of its own or anything that the policy stops."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(WAIT)
-    made = context.new_page()
-    trouble: list[str] = []
-    made.on("pageerror", lambda error: trouble.append(str(error)))
-    made.on("console", lambda said: trouble.append(said.text) if is_trouble(said) else None)
-    made.on("dialog", lambda dialog: trouble.append(f"dialog {dialog.message}"))
-    made.on(
-        "request",
-        lambda asked: (
-            None
-            if asked.url.startswith(("http://127.0.0.1", "data:"))
-            else trouble.append(f"asked {asked.url}")
-        ),
-    )
-    yield made
-    context.close()
-    assert trouble == []
-
-
-def is_trouble(said: Any) -> bool:
-    """Of what the console says; that an address has nothing is its status, and meant."""
-    return said.type == "error" and not said.text.startswith("Failed to load resource")
+    with sound_page(browser, ("http://127.0.0.1", "data:")) as made:
+        yield made
 
 
 def facts(page: Page) -> dict[str, str]:
@@ -165,14 +135,14 @@ def test_two_runs_over_each_other(page: Page, tmp_path: Path) -> None:
             "step 4: entropy collapse: down to 0.1",
             "step 2: truncation: <b>half</b>",
         ]
-        assert [each.get_attribute("class") for each in said.all()] == ["first", "second", "second"]
+        assert [each.get_attribute("class") for each in said.all()] == ["c0", "c1", "c1"]
         assert said.last.locator("a").get_attribute("href") == "/runs/two/step/2"
         lines = page.evaluate(
             f"document.querySelector('{REWARD} .plot').layout.shapes.map(s => [s.x0, s.line.color])"
         )
         first, second = (
             page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('{name}')")
-            for name in ("--accent", "--second")
+            for name in ("--run-0", "--run-1")
         )
         assert lines == [[4, first.strip()], [4, second.strip()], [2, second.strip()]]
         chart = page.locator(REWARD).first
@@ -292,7 +262,7 @@ def test_hostile_completions_stay_text(page: Page, tmp_path: Path) -> None:
         page.goto(base)
         page.locator(".chart path.js-line").first.wait_for(state="attached")
         page.locator("#events tbody tr").nth(9).wait_for()
-        page.locator("summary").nth(1).click()  # the hostile metric's own chart
+        page.locator("#charts summary:visible").nth(1).click()  # the hostile metric's own chart
         page.locator(".chart").first.focus()
         page.keyboard.press("ArrowRight")
         assert "onerror=window.hit" in page.locator(".said").first.inner_text()
@@ -316,7 +286,7 @@ def test_a_line_of_a_megabyte(page: Page, tmp_path: Path) -> None:
     with viewing(run.path) as port:
         base = f"http://127.0.0.1:{port}/runs/long/step/1/group/0"
         page.goto(base)
-        assert "998,805 characters more" in page.locator(".card").first.inner_text()
+        assert "998,805 characters more" in page.locator(".card").last.inner_text()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.goto(f"{base}/sample/0")
         page.locator("#heat span").first.wait_for()

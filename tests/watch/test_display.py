@@ -254,6 +254,24 @@ def test_the_panel_on_a_terminal() -> None:
     assert "held-out accuracy 20.0 % -> 86.4 %" in last
 
 
+@pytest.mark.parametrize("doing", ["sampling 12 of 64 completions", ""])
+def test_the_panel_says_what_is_under_way_and_where_to_look(doing: str) -> None:
+    stream = io.StringIO()
+    with Display(stream, live=True) as display:
+        display._console.width = 100
+        display.place("runs/my run")
+        display.start(["header"], 100)
+        display.sample("7+5=", "12\n\x1b[2J", 1.0)
+        display.step({**STEP, "step": 1, "time/run": 61.0})
+        display._status("grading")
+        display._status(doing)
+    text = stream.getvalue()  # no terminal: only what is left on the screen
+    assert ("now: step 2/100: sampling 12 of 64 completions" in text) == bool(doing)
+    assert "grading" not in text and "elapsed 1:01" in text
+    assert "sample (reward 1): 7+5= → 12 \\x1b[2J" in text and "\x1b[2J" not in text
+    assert "see it: groupwise view 'runs/my run', then http://127.0.0.1:7007" in text
+
+
 @pytest.mark.parametrize("live", [False, True])
 def test_a_reader_who_left_does_not_end_the_run(live: bool) -> None:
     class Gone(io.StringIO):

@@ -7,7 +7,7 @@
 
 let asked = null;
 const frame = () => new Promise(requestAnimationFrame);
-const plotly = () => (asked ??= frame().then(frame).then(() => new Promise((ready) => {
+const plotly = () => (asked ??= frame().then(frame).then(() => window.Plotly ?? new Promise((ready) => {
   const script = document.createElement("script");
   script.src = "/assets/plotly.js";
   script.addEventListener("load", ready);
@@ -16,66 +16,59 @@ const plotly = () => (asked ??= frame().then(frame).then(() => new Promise((read
 
 const EVERY = 2000; // milliseconds between two looks at a run
 const holder = document.getElementById("charts");
-const runs = [holder.dataset.run, holder.dataset.other].filter((url) => url !== undefined);
+const runs = holder.dataset.runs.split(" ");
+// Seeds of one arm have one colour.
+const arms = (holder.dataset.arms ?? "0").split(" ").map(Number);
+const alone = runs.length === 1;
 const charts = [...document.querySelectorAll(".chart")];
 const known = runs.map(() => ({ version: "", names: "", data: null }));
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const enclosed = document.getElementById("enclosed"); // data of a page that stands alone
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const choice = { axis: "step", smoothing: 20, log: false };
+let range = null; // of x, in all charts
+let linking = false;
 
 // Those in open sections, which are the ones that are drawn.
-const shown = () => charts.filter((chart) => chart.closest("details").open);
+const shown = () => charts.filter((chart) => !chart.hidden && chart.closest("details").open);
+const byArm = () => document.getElementById("by-arm")?.checked ?? false;
 
-function written(value, share) {
-  if (share) return `${Number((100 * value).toPrecision(4))} %`;
-  return Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-}
-
-function smooth(values, window) {
-  let sum = 0;
-  return values.map((value, at) => {
-    sum += value - (at >= window ? values[at - window] : 0);
-    return sum / Math.min(at + 1, window);
-  });
-}
-
-function traces(chart, data, number) {
-  const curve = data.curves[chart.dataset.name] ?? { step: [], value: [], error: null };
-  const line = { color: colour(number ? "--second" : "--accent"), dash: number ? "dash" : "solid", width: 2 };
-  const sparse = chart.dataset.name.startsWith("eval/");
-  const window = sparse ? 1 : Math.max(1, Math.floor(curve.step.length / 20));
-  const base = { x: curve.step, type: "scatter", showlegend: false, hoverinfo: "none" };
-  const raw = { ...base, y: curve.value, mode: sparse || curve.step.length === 1 ? "lines+markers" : "lines", line: window > 1 ? { ...line, width: 1, dash: "solid" } : line, opacity: window > 1 ? 0.4 : 1 };
-  if (curve.error) raw.error_y = { type: "data", array: curve.error, thickness: 1, color: line.color };
-  return window > 1 ? [raw, { ...base, y: smooth(curve.value, window), mode: "lines", line, hoverinfo: "skip" }] : [raw];
-}
-
-// Health events are lines through the chart, of two runs in each one's own colour.
+// Health events are lines through the chart, of several runs in each one's own colour.
 function healthLines(data, number) {
   const at = [...new Set(data.events.filter((event) => event.health).map((event) => event.step))];
-  const own = runs.length === 1 ? "--bad" : number ? "--second" : "--accent";
-  return at.map((step) => ({ type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: colour(own), width: 1.5, dash: "dot" } }));
+  const color = alone ? colour("--bad") : lineOf(arms[number]).color;
+  return placed(at, data, choice.axis).map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 1.5, dash: "dot" } }));
 }
 
 // Other events are marks at the foot of the chart.
 function otherMarks(data) {
   const at = data.events.filter((event) => !event.health).map((event) => event.step);
-  return { x: at, y: at.map(() => 0.02), yaxis: "y2", type: "scatter", mode: "markers", showlegend: false, hoverinfo: "skip", marker: { symbol: "triangle-up", size: 6, color: colour("--soft"), opacity: 0.6 } };
+  return { x: placed(at, data, choice.axis), y: at.map(() => 0.02), yaxis: "y2", type: "scatter", mode: "markers", showlegend: false, hoverinfo: "skip", marker: { symbol: "triangle-up", size: 6, color: colour("--soft"), opacity: 0.6 } };
+}
+
+function tracesOf(chart) {
+  const name = chart.dataset.name;
+  const ready = known.map(({ data }, number) => [data, number]).filter(([data]) => data !== null);
+  if (!byArm()) return ready.flatMap(([data, number]) => runTraces(name, data, arms[number], choice));
+  return [...new Set(arms)].flatMap((arm) => armTraces(name, ready.filter(([, number]) => arms[number] === arm).map(([data]) => data), arm, choice));
 }
 
 function draw(chart) {
   const ready = known.map((each) => each.data).filter((data) => data !== null);
   if (!ready.length) return;
-  const all = ready.flatMap((data, number) => traces(chart, data, number));
-  if (runs.length === 1) all.push(otherMarks(ready[0]));
+  const share = chart.dataset.share !== undefined;
+  const all = tracesOf(chart);
+  const bands = healthyBand(chart, all, share);
+  if (alone) all.push(otherMarks(ready[0]));
   // 1e-8: a raised exponent would be a style of its own in the text, which the policy stops.
   const axis = { gridcolor: colour("--edge"), zeroline: false, linecolor: colour("--edge"), tickfont: { size: 11 }, exponentformat: "e" };
-  const share = chart.dataset.share !== undefined;
+  const log = choice.log && !share;
   const layout = {
-    margin: { l: 48, r: 8, t: 6, b: 26 }, height: 210, autosize: true, hovermode: "x", dragmode: "zoom", uirevision: "kept",
+    margin: { l: 48, r: 8, t: 6, b: 26 }, height: 210, autosize: true, hovermode: "x", dragmode: "zoom",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--soft"), family: "system-ui, sans-serif" },
-    xaxis: { ...axis, tickformat: ",d", showspikes: true, spikedash: "solid", spikemode: "across" },
-    yaxis: { ...axis, automargin: true, tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true },
-    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true }, shapes: ready.flatMap(healthLines),
+    xaxis: { ...axis, tickformat: choice.axis === "step" ? ",d" : "", nticks: 6, ...(range ? { range, autorange: false } : { autorange: true }) },
+    yaxis: { ...axis, automargin: true, type: log ? "log" : "linear", tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true, nticks: 6 },
+    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+    shapes: [...(runs.length <= 2 ? ready.flatMap(healthLines) : []), ...(log ? [] : bands)],
   };
   const plot = chart.querySelector(".plot");
   const fresh = !plot.data;
@@ -88,19 +81,52 @@ function say(chart, step) {
   const share = chart.dataset.share !== undefined;
   const words = known.map(({ data }) => {
     const curve = data?.curves[chart.dataset.name];
-    const at = curve ? curve.step.indexOf(step) : -1;
-    return at < 0 ? "–" : written(curve.value[at], share) + (curve.error?.[at] ? ` ± ${written(curve.error[at], share)}` : "");
+    const at = curve ? upTo(curve.step, step) : -1;
+    if (at < 0) return "–";
+    const old = curve.step[at] === step ? "" : ` (step ${curve.step[at]})`;
+    return written(curve.value[at], share) + (curve.error?.[at] ? ` ± ${written(curve.error[at], share)}` : "") + old;
   });
-  const events = known.flatMap(({ data }) => data?.events.filter((event) => event.step === step && (event.health || runs.length === 1)) ?? []);
+  const events = known.flatMap(({ data }) => data?.events.filter((event) => event.step === step && (event.health || alone)) ?? []);
   const said = events.map((event) => ` · ${event.kind}: ${event.text}`).join("");
-  chart.querySelector(".said").textContent = `step ${step}: ${words.join(" and ")}${said}`;
+  chart.querySelector(".said").textContent = `step ${step}: ${words.slice(0, 8).join(runs.length > 2 ? ", " : " and ")}${said}`;
   chart.dataset.step = step;
+}
+
+// A line through all charts at the step under the pointer, and each one's value there.
+function point(step) {
+  for (const chart of shown()) {
+    say(chart, step);
+    const plot = chart.querySelector(".plot");
+    const axis = plot._fullLayout?.xaxis;
+    if (!axis) continue;
+    let cross = plot.querySelector(".cross");
+    if (!cross) {
+      cross = document.createElement("div");
+      cross.className = "cross";
+      plot.append(cross);
+    }
+    const x = axis.d2p(placed([step], known.find(({ data }) => data !== null).data, choice.axis)[0]);
+    cross.hidden = !(x >= 0 && x <= axis._length);
+    if (!cross.hidden) cross.style.left = `${axis._offset + x}px`;
+  }
+}
+
+// The part of x that is looked at is that of all charts.
+function link(from, changed) {
+  if (linking) return;
+  if (changed["xaxis.range[0]"] !== undefined) range = [changed["xaxis.range[0]"], changed["xaxis.range[1]"]];
+  else if (changed["xaxis.autorange"]) range = null;
+  else return;
+  linking = true;
+  for (const chart of shown()) if (chart !== from && chart.querySelector(".plot").data) draw(chart);
+  linking = false;
 }
 
 // A click opens the step. Plotly reports it for the nearest point, wherever on the chart it was.
 function listen(chart, plot) {
-  plot.on("plotly_hover", (event) => say(chart, event.points[0].x));
-  plot.on("plotly_click", (event) => open(event.points[0].x));
+  plot.on("plotly_hover", (event) => point(event.points[0].customdata));
+  plot.on("plotly_click", (event) => open(event.points[0].customdata));
+  plot.on("plotly_relayout", (changed) => link(chart, changed));
 }
 
 // The step that stands under the pointer on a picture of the server's.
@@ -125,57 +151,33 @@ charts.forEach((chart) => {
 });
 
 function open(step) {
-  if (runs.length === 1 && step > 0) location.assign(`${runs[0]}/step/${step}`);
+  if (alone && !enclosed && step > 0) location.assign(`${runs[0]}/step/${step}`);
 }
 
 charts.forEach((chart) => chart.addEventListener("keydown", (event) => {
   const curve = known[0].data?.curves[chart.dataset.name];
-  if (!curve?.step.length) return;
+  if (!curve?.step.length || event.target !== chart) return;
   const at = curve.step.indexOf(Number(chart.dataset.step ?? -1));
   const to = { ArrowRight: at < 0 ? 0 : at + 1, ArrowLeft: at < 0 ? curve.step.length - 1 : at - 1, Home: 0, End: curve.step.length - 1 }[event.key];
   if (to !== undefined) {
     event.preventDefault();
     const place = Math.min(Math.max(to, 0), curve.step.length - 1);
-    say(chart, curve.step[place]);
-    if (window.Plotly) Plotly.Fx.hover(chart.querySelector(".plot"), [{ curveNumber: 0, pointNumber: place }]);
+    point(curve.step[place]);
   } else if (event.key === "Enter" && chart.dataset.step) open(Number(chart.dataset.step));
 }));
-
-function toStep(event, number) {
-  const link = document.createElement("a");
-  link.href = `${runs[number]}/step/${event.step}`;
-  link.textContent = event.step;
-  return link;
-}
-
-// What the rules found, of two runs in each one's own colour.
-function listHealth() {
-  const found = known.flatMap(({ data }, number) => data?.events.filter((event) => event.health).map((event) => [event, number]) ?? []);
-  const health = document.getElementById("health");
-  health.hidden = found.length === 0;
-  health.querySelector("ol").replaceChildren(...found.map(([event, number]) => {
-    const entry = document.createElement("li");
-    if (runs.length > 1) entry.className = number ? "second" : "first";
-    entry.append("step ", toStep(event, number), `: ${event.text}`);
-    return entry;
-  }));
-}
-
-function listEvents(data) {
-  const body = document.querySelector("#events tbody");
-  document.getElementById("no-events").hidden = data.events.length > 0;
-  body.replaceChildren(...data.events.toReversed().map((event) => {
-    const row = document.createElement("tr");
-    row.classList.toggle("health", event.health);
-    for (const content of [toStep(event, 0), event.kind, event.text]) row.insertCell().append(content);
-    return row;
-  }));
-}
+// Only the chart that is read by keys speaks up.
+charts.forEach((chart) => ["focus", "blur"].forEach((kind) => chart.addEventListener(kind, () => {
+  chart.querySelector(".said").setAttribute("aria-live", kind === "focus" ? "polite" : "off");
+})));
 
 // True when something changed. What is in view is asked for; nothing, while nothing is new.
 async function look(number) {
-  const names = [...new Set(shown().map((chart) => chart.dataset.name))];
   const have = known[number];
+  const names = [...new Set([...shown().map((chart) => chart.dataset.name), ...(choice.axis === "step" ? [] : [choice.axis])])];
+  if (enclosed) {
+    have.data ??= JSON.parse(enclosed.textContent);
+    return true;
+  }
   const query = new URLSearchParams(names.map((name) => ["name", name]));
   if (have.names === names.join() && have.version) query.set("known", have.version);
   const answer = await fetch(`${runs[number]}/trends.json?${query}`);
@@ -188,17 +190,7 @@ async function look(number) {
 async function update() {
   const changed = (await Promise.all(runs.map((_, number) => look(number)))).some(Boolean);
   if (!changed) return;
-  const data = known[0].data;
-  if (runs.length === 1) {
-    // A metric that appeared needs a place on the page, which the server makes.
-    if (data.metrics > Number(holder.dataset.metrics)) return location.reload();
-    document.getElementById("state").textContent = data.state;
-    document.getElementById("steps").hidden = data.last === null;
-    document.getElementById("last-step").textContent = `last step: ${data.last}`;
-    document.getElementById("last-step").href = `${runs[0]}/step/${data.last}`;
-    listEvents(data);
-  }
-  listHealth();
+  tell();
   holder.dataset.ready = ""; // pictures can be clicked
   await plotly();
   await drawAll();
@@ -219,9 +211,13 @@ async function watch() {
     const state = document.getElementById("state");
     if (state) state.textContent = `The viewer does not answer (${error.message}). Is it still running?`;
   }
-  setTimeout(watch, EVERY);
+  if (!enclosed) setTimeout(watch, EVERY);
 }
 
 document.querySelectorAll("#charts details").forEach((part) => part.addEventListener("toggle", () => part.open && update()));
+document.getElementById("reset-zoom")?.addEventListener("click", () => {
+  range = null;
+  plotly().then(drawAll);
+});
+document.getElementById("by-arm")?.addEventListener("change", () => plotly().then(drawAll));
 dark.addEventListener("change", () => plotly().then(drawAll));
-watch();

@@ -1,7 +1,7 @@
 // Keys that work on every page. Letters only count outside of fields.
 "use strict";
 
-const rows = () => [...document.querySelectorAll("table.rows tbody tr, .samples .card")].filter((row) => row.querySelector("a"));
+const rows = () => [...document.querySelectorAll("table.rows tbody tr, .samples .card")].filter((row) => !row.hidden && row.querySelector("a"));
 
 function move(by) {
   const all = rows();

@@ -5,17 +5,21 @@ const section = document.getElementById("tokens");
 const heat = document.getElementById("heat");
 const choice = document.getElementById("stream");
 const note = document.getElementById("token-note");
+const fixed = document.getElementById("fixed");
 let page = null;
 let now = -1;
 
 const shown = (value) => (value === null ? "–" : value === 0 ? "0" : Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5 ? value.toExponential(2) : String(Number(value.toPrecision(4))));
 
 // How far from calm, from -1 (cold) to 1 (hot).
+const reachOf = (stream) => (fixed.checked ? stream.fixed : stream.reach);
+
 function warmth(stream, value) {
-  if (value === null || !stream.reach) return 0;
-  if (stream.scale === "low") return -value / stream.reach;
-  if (stream.scale === "ratio") return value > 0 ? Math.log(value) / stream.reach : 0;
-  return value / stream.reach;
+  const reach = reachOf(stream);
+  if (value === null || !reach) return 0;
+  if (stream.scale === "low") return -value / reach;
+  if (stream.scale === "ratio") return value > 0 ? Math.log(value) / reach : 0;
+  return value / reach;
 }
 
 function paint() {
@@ -27,8 +31,8 @@ function paint() {
     token.className = `${token.textContent.trim() ? "" : "empty"} ${page.foreign[at] ? "foreign" : warm > 0 ? "hot" : warm < 0 ? "cold" : ""} ${at === now ? "now" : ""}`;
     token.style.setProperty("--heat", `${Math.round(85 * Math.min(1, Math.abs(warm)))}%`);
   });
-  const reach = shown(stream.reach);
-  const ends = { low: [`−${reach}`, "0"], high: ["0", reach], signed: [`−${reach}`, reach], ratio: [shown(Math.exp(-stream.reach)), shown(Math.exp(stream.reach))], flag: ["no", "yes"] }[stream.scale];
+  const reach = shown(reachOf(stream));
+  const ends = { low: [`−${reach}`, "0"], high: ["0", reach], signed: [`−${reach}`, reach], ratio: [shown(Math.exp(-reachOf(stream))), shown(Math.exp(reachOf(stream)))], flag: ["no", "yes"] }[stream.scale];
   document.getElementById("legend").className = `legend ${stream.scale}`;
   document.getElementById("low").textContent = ends[0];
   document.getElementById("high").textContent = ends[1];
@@ -46,6 +50,7 @@ function select(at) {
   const facts = [["token", `${page.start + now + 1} of ${page.count}`], ["id", String(page.ids[now])], ["text", JSON.stringify(page.pieces[now])]];
   const turn = page.turns.find((each) => each.start <= page.start + now && page.start + now < each.end);
   if (turn) facts.push(["turn of", turn.role]);
+  page.routes[now]?.forEach((chosen, layer) => facts.push([`experts of layer ${layer}`, chosen.join(" ")]));
   for (const stream of page.streams) {
     const value = stream.values[now];
     facts.push([stream.title, stream.scale === "flag" ? (value ? "yes" : "no") : shown(value)]);
@@ -122,4 +127,28 @@ document.addEventListener("keydown", (event) => {
   paint();
 });
 choice.addEventListener("change", paint);
-load(0);
+fixed.addEventListener("change", paint);
+
+// A link to the token, and to the number that colours it: #token=17&by=entropy.
+document.getElementById("share").addEventListener("click", async () => {
+  location.hash = new URLSearchParams({ token: page.start + now + 1, by: choice.value });
+  try {
+    await navigator.clipboard.writeText(location.href);
+    document.getElementById("shared").textContent = "copied";
+  } catch {
+    document.getElementById("shared").textContent = "it is in the address line";
+  }
+});
+
+async function followLink() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const wanted = Math.max(0, (Number.parseInt(asked.get("token"), 10) || 1) - 1);
+  await load(0);
+  if (!page) return;
+  if (wanted >= page.ids.length && wanted < page.count) await load(section.size * Math.floor(wanted / section.size));
+  if ([...choice.options].some((option) => option.value === asked.get("by"))) choice.value = asked.get("by");
+  paint();
+  select(wanted - page.start);
+  if (asked.has("token")) heat.scrollIntoView({ block: "center" });
+}
+followLink();
