@@ -111,8 +111,8 @@ def checksum(model: nn.Module) -> int:
     total = 0
     for parameter in model.parameters():
         raw = parameter.detach().contiguous().view(-1)
-        whole = len(raw) * raw.element_size() % 4 == 0
-        total += int(raw.view(torch.int32 if whole else torch.uint8).sum(dtype=torch.int64))
+        words = all(n * raw.element_size() % 4 == 0 for n in (len(raw), raw.storage_offset()))
+        total += int(raw.view(torch.int32 if words else torch.uint8).sum(dtype=torch.int64))
     return total
 
 
