@@ -20,6 +20,13 @@ from groupwise.errors import RunError
 from groupwise.parallel.world import ALONE, World
 
 PLAYED = {"turns__environment": "played", "turns__max": 4, "engine__max_tokens": 10}
+BASELINES = PLAYED | {"recipe": "remax", "group_size": 2, "steps": 3}
+ENGINE = """
+from groupwise.engine.native.engine import NativeEngine
+
+class Mine(NativeEngine):
+    pass
+"""
 COLUMNS = ("prompt_id", "draw", "sample", "token_ids", "mask", "text", "reward", "reward_steps")
 
 
@@ -73,20 +80,29 @@ def conversations(folder: Path, steps: int) -> list[list[Any]]:
     return [[[row[name] for name in COLUMNS] for row in rows] for rows in found]
 
 
+@pytest.fixture(scope="module")
+def alone(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    playing(ALONE, model, str(folder), BASELINES, Marking, str(folder.with_name("opened")))
+    return folder
+
+
+@pytest.mark.parametrize("engine", ["native", "mine.py:Mine"])
 def test_episodes_are_those_of_one_process_and_the_first_rank_hears_them_all(
-    team: Ranks, model: str, tmp_path: Path
+    engine: str, team: Ranks, model: str, alone: Path, tmp_path: Path
 ) -> None:
-    """Greedy baselines and evaluations are played too."""
-    given = PLAYED | {"recipe": "remax", "group_size": 2, "steps": 3}
-    place = tmp_path / "opened"
-    team.run(2, playing, model, str(tmp_path / "two"), given, Marking, str(place))
+    """Greedy baselines and evaluations are played too; by an engine of the first rank's, too."""
+    (tmp_path / "mine.py").write_text(ENGINE)
+    backend = engine if engine == "native" else f"{tmp_path}/{engine}"
+    place, folder = tmp_path / "opened", tmp_path / "run"
+    given = BASELINES | {"engine__backend": backend}
+    team.run(2, playing, model, str(folder), given, Marking, str(place))
     heard = place.read_text()
     assert heard and set(heard) == {"0"}
-    playing(ALONE, model, str(tmp_path / "one"), given, Marking, str(tmp_path / "other"))
-    assert conversations(tmp_path / "two", 3) == conversations(tmp_path / "one", 3)
-    assert any(len(row["turns"]) > 2 for row in cold_start.rows(tmp_path / "two", 3))
-    assert team_runs.apart(tmp_path / "two", tmp_path / "one") < 1e-5
-    judged = [[line.get("eval/reward") for line in metrics(tmp_path / n)] for n in ("one", "two")]
+    assert conversations(folder, 3) == conversations(alone, 3)
+    assert any(len(row["turns"]) > 2 for row in cold_start.rows(folder, 3))
+    assert team_runs.apart(folder, alone) < 1e-5
+    judged = [[line.get("eval/reward") for line in metrics(each)] for each in (folder, alone)]
     assert judged[0] == judged[1] and judged[0][0] is not None
 
 
