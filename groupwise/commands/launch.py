@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupwise.commands import machine
+from groupwise.commands import machine, pipeline
 from groupwise.commands.shared import SETTINGS, read_config, split_settings, warn
 from groupwise.errors import ConfigError
 from groupwise.parallel.launchers import on_machine, on_ray, on_slurm
@@ -71,10 +71,18 @@ def run(args: argparse.Namespace) -> int:
     """Check what can be checked here, then write and start what is needed."""
     _check_options(args)
     source, overrides = split_settings(args.items)
-    config = read_config(source, [_filled(each) for each in overrides])
-    path = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
-    job = job_of(args, config, path)
-    _check(config, job)
+    filled = [_filled(each) for each in overrides]
+    if pipeline.has_stages(source):
+        assert source is not None
+        chain = pipeline.chain_in(source, filled, args.run)
+        path = Path(args.run) if args.run else Path("runs") / chain.pipeline.name
+        job = job_of(args, chain.asked, path)
+        pipeline.check(chain, job.size)
+    else:
+        config = read_config(source, filled)
+        path = Path(args.run) if args.run else Path("runs") / (source.stem if source else "default")
+        job = job_of(args, config, path)
+        _check(config, job)
     if args.on == "slurm":
         return _slurm(args, job, path)
     if args.dry_run:

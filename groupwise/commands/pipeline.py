@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from groupwise.commands.shared import aligned, warn
 from groupwise.common.progress import phase
 from groupwise.errors import RunError
+from groupwise.parallel.started import leads_here
 
 if TYPE_CHECKING:
     from groupwise.pipeline.chain import Chain
@@ -36,9 +37,11 @@ def train(source: Path, overrides: Sequence[str], args: argparse.Namespace) -> i
     try:
         run_chain(chain, args.again)
     except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        if leads_here():
+            print(stopped, file=sys.stderr)
         return 130
-    print("\n".join(table(chain.path)))
+    if leads_here():
+        print("\n".join(table(chain.path)))
     return 0
 
 
@@ -68,13 +71,11 @@ def dry_run(chain: Chain) -> int:
     """Print every stage as it would run, in TOML, after checking them all; nothing is written."""
     from groupwise.config import text
     from groupwise.pipeline.chain import real
-    from groupwise.pipeline.checks import base_for, check_chain
+    from groupwise.pipeline.checks import base_for
     from groupwise.prepare.placing import placed
-    from groupwise.runfiles.stages import ChainRecord
 
     with base_for(chain) as base:
-        for doubt in check_chain(chain, ChainRecord(chain.pipeline.name, "", ()), base):
-            warn(doubt)
+        _check(chain, base)
         for stage in chain.pipeline.stages:
             resolved = real(chain, stage, str(base))
             config = placed(resolved.config)
@@ -85,6 +86,22 @@ def dry_run(chain: Chain) -> int:
                 print(f"# not for this recipe: {', '.join(resolved.left_out)}")
             print(f"\n{text(config)}\n")
     return 0
+
+
+def check(chain: Chain, ranks: int) -> None:
+    """Refuse stages that can't run with so many ranks; print doubts. Nothing is written."""
+    from groupwise.pipeline.checks import base_for
+
+    with base_for(chain) as base:
+        _check(chain, base, ranks)
+
+
+def _check(chain: Chain, base: Path, ranks: int = 1) -> None:
+    from groupwise.pipeline.checks import check_chain
+    from groupwise.runfiles.stages import ChainRecord
+
+    for doubt in check_chain(chain, ChainRecord(chain.pipeline.name, "", ()), base, ranks):
+        warn(doubt)
 
 
 def report(folder: Path) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupwise.common.progress import Watcher, heard, phase
 from groupwise.errors import ConfigError, RecipeWarning
+from groupwise.parallel.started import leads_here
 from groupwise.runfiles.files import file_status
 from groupwise.runfiles.whole import only_writer
 
@@ -157,8 +158,11 @@ def terminal_width() -> int:
 @contextmanager
 def progress() -> Iterator[None]:
     """Show on standard error what is under way: on a terminal as a line that is written over,
-    elsewhere as a line now and then.
+    elsewhere as a line now and then. Of several ranks the first one shows it.
     """
+    if not leads_here():
+        yield
+        return
     live = sys.stderr.isatty()
 
     def show(line: str) -> None:

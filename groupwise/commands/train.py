@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from groupwise.commands import pipeline
 from groupwise.commands.shared import SETTINGS, read_config, split_settings, warn
 from groupwise.common.progress import phase
 from groupwise.errors import ConfigError
+from groupwise.parallel.started import leads_here
 
 if TYPE_CHECKING:
     from groupwise.config import Config
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         loop.train(config, folder)
     except Stopped as stopped:
-        if os.environ.get("RANK", "0") == "0":
+        if leads_here():
             print(stopped, file=sys.stderr)
         return 130
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupwise.config.changes import SettingChange, difference
+from groupwise.config.changes import SettingChange, difference, entries
 from groupwise.config.fields import (
     Budget,
     Checkpoint,
@@ -39,6 +39,7 @@ __all__ = [
     "TurnSettings",
     "Until",
     "difference",
+    "entries",
     "load",
     "load_layers",
     "read_toml",

@@ -112,7 +112,7 @@ def difference(
     A setting that one of them does not have, because it was made by another version, counts as its
     default.
     """
-    before, after, defaults = _entries(old), _entries(new), _defaults()
+    before, after, defaults = entries(old), entries(new), _defaults()
     changes = []
     for key in dict.fromkeys([*before, *after]):
         was, now = (found.get(key, defaults.get(key)) for found in (before, after))
@@ -121,7 +121,8 @@ def difference(
     return changes
 
 
-def _entries(source: Config | str | Mapping[str, Any]) -> dict[str, Any]:
+def entries(source: Config | str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings by their dotted names, as they stand in the text."""
     if isinstance(source, Config):
         source = text(source)
     if isinstance(source, str):
@@ -132,7 +133,7 @@ def _entries(source: Config | str | Mapping[str, Any]) -> dict[str, Any]:
 def _defaults() -> dict[str, Any]:
     """Return the defaults of the fields; a recipe, and entries that the user names, have none."""
     named = tuple(f"{field}." for field in ("recipe", *OPEN))
-    return {key: each for key, each in _entries(load()).items() if not key.startswith(named)}
+    return {key: each for key, each in entries(load()).items() if not key.startswith(named)}
 
 
 def _flattened(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:

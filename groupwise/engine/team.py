@@ -6,11 +6,15 @@ Samples are named by their keys, so they are those of one process, whoever draws
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from groupwise.engine.batch import BatchEngine
 from groupwise.engine.protocol import Capabilities, Engine, Request, Sampling, State, WeightSource
 from groupwise.parallel.world import World
 from groupwise.records import Completion
+
+T = TypeVar("T")
+Asked = tuple[Sequence[Request], Sampling]
 
 
 class TeamEngine(BatchEngine):
@@ -39,6 +43,14 @@ class TeamEngine(BatchEngine):
 
         return self.world.merge(dict(zip(mine, self.world.together(answered), strict=True)))
 
+    def led(self, play: Callable[[Engine], T]) -> T:
+        """Return what the first rank makes of all ranks' engines: it alone says what to write."""
+
+        def write(asked: Asked) -> list[list[Completion]]:
+            return self.generate(*asked)
+
+        return self.world.led(lambda ask: play(AskedEngine(self, ask)), write)
+
     def sync(self, version: int) -> None:
         self.deliver()
         self.own.sync(version)
@@ -49,6 +61,19 @@ class TeamEngine(BatchEngine):
 
     def restore(self, state: State) -> None:
         self.own.restore(state)
+
+    def close(self) -> None:
+        self.own.close()
+
+
+class AskedEngine(BatchEngine):
+    """All ranks' engines as the first one sees them while it leads: `ask` has all of them write."""
+
+    def __init__(self, team: TeamEngine, ask: Callable[[Asked], list[list[Completion]]]) -> None:
+        self.ask, self.capabilities = ask, team.capabilities
+
+    def answer(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        return self.ask((requests, sampling))
 
 
 class LedEngine(BatchEngine):
@@ -79,6 +104,10 @@ class LedEngine(BatchEngine):
         self.world.first(lambda: self._own.sync(version))
         super().sync(version)
 
+    def led(self, play: Callable[[Engine], T]) -> T:
+        """Return what the first rank makes of its engine."""
+        return self.world.first(lambda: play(self._own))
+
     def measures(self) -> dict[str, float]:
         return self.world.first(lambda: self._own.measures())
 
@@ -87,6 +116,10 @@ class LedEngine(BatchEngine):
 
     def restore(self, state: State) -> None:
         self.world.first(lambda: self._own.restore(state))
+
+    def close(self) -> None:
+        if self.own is not None:
+            self.own.close()
 
 
 def team_engine(

@@ -1,4 +1,4 @@
-"""Signs of life: every rank writes down, once a second, that it lives and what it is at.
+"""Signs of life: every rank writes down, twice a second, that it lives and what it is at.
 
 When ranks can't go on together, the others read which of them fell silent, and in which phase.
 """
@@ -24,6 +24,11 @@ class Beats:
         self._count = 0
         self._give()
         threading.Thread(target=self._go_on, name="signs of life", daemon=True).start()
+
+    @property
+    def going(self) -> bool:
+        """Tell whether signs are still given."""
+        return not self._ended.is_set()
 
     def end(self) -> None:
         """Give no more signs."""

@@ -105,6 +105,17 @@ def differing(whole: nn.Module, made: nn.Module) -> str | None:
     return None
 
 
+@torch.no_grad()
+def checksum(model: nn.Module) -> int:
+    """Return a sum over all bits of a model: cheap, and another one for another model's file."""
+    total = 0
+    for parameter in model.parameters():
+        raw = parameter.detach().contiguous().view(-1)
+        words = all(n * raw.element_size() % 4 == 0 for n in (len(raw), raw.storage_offset()))
+        total += int(raw.view(torch.int32 if words else torch.uint8).sum(dtype=torch.int64))
+    return total
+
+
 # --- one parameter ----------------------------------------------------------------------------
 
 

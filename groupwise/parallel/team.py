@@ -25,13 +25,15 @@ from torch import Tensor, nn
 
 from groupwise.errors import ConfigError, GroupwiseError, RunError
 from groupwise.parallel.beats import Beats
-from groupwise.parallel.sharding import sharded
-from groupwise.parallel.world import ALONE, M, PassTurn, T, World, ranks_here
+from groupwise.parallel.sharding import checksum, sharded
+from groupwise.parallel.started import ranks_here
+from groupwise.parallel.world import ALONE, A, B, M, PassTurn, T, World
 
 DEADLINE = 1800.0  # seconds that ranks wait for each other
 # Of a device's memory that sums of whole gradients may take, so that ranks add up once an update;
 # a larger model's are added up behind every pass.
 HELD = 1 / 8
+SHOWN = 4  # things that ranks differ in
 # How errors of the libraries begin that carry what ranks say to each other.
 BROKEN = (
     "gloo",
@@ -69,9 +71,15 @@ class Team(World):
         # Since they were last asked for: seconds for other ranks, and what each had to read.
         self._waited, self._load = 0.0, [0] * self.size
         self._gathered = 0.0  # seconds of bringing whole weights together
+        self._named = 0  # blocks of `naming` that are open, one in another
         # Where the head is asked for nothing but log-probabilities they are a view; no one adds
         # to it in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether it gives signs of life, among ranks that are still connected."""
+        return self.beats.going and self._dist.is_initialized()
 
     def close(self) -> None:
         """Give no more signs of life; the process group is whoever's made it."""
@@ -84,6 +92,7 @@ class Team(World):
 
     def shard(self, model: M) -> M:
         if model not in self._sharded:
+            self.same({"the weights of a model": checksum(model)})
             made = sharded(model, self._mesh)
             for parameter in made.parameters():  # for what lies on the host: sharded_like
                 parameter.host_mesh = self._host_mesh  # type: ignore[attr-defined]
@@ -159,17 +168,45 @@ class Team(World):
     def any(self, flag: bool) -> bool:
         return any(self._everybodys(flag))
 
+    def led(self, lead: Callable[[Callable[[A], B]], T], work: Callable[[A], B]) -> T:
+        if not self.leads:
+            while (told := self.first(_only_told))[0]:
+                work(told[1])
+            return cast(T, told[1])
+        working = False
+
+        def with_all(given: A) -> B:
+            nonlocal working
+            self.first(lambda: (True, given))
+            working = True
+            found = work(given)
+            working = False
+            return found
+
+        try:
+            made = lead(with_all)
+        except Exception as error:
+            if working:  # it met all ranks, or they will miss this one
+                raise
+            failed = error
+            return self.first(lambda: _raise(failed))
+        return self.first(lambda: (False, made))[1]
+
     def same(self, facts: Mapping[str, Any]) -> None:
         every = self._everybodys(dict(facts))
-        for name, mine in every[0].items():
-            others = [rank for rank, each in enumerate(every) if each.get(name) != mine]
-            if others:
-                raise ConfigError(
-                    f"Ranks differ in {name}: rank {others[0]} has {every[others[0]].get(name)!r}, "
-                    f"rank 0 has {mine!r}. All ranks must be started with the same command, from "
-                    "the same files: put the run, the model and the data on a disk that all "
-                    "machines see."
-                )
+        told = []
+        for name in dict.fromkeys(name for each in every for name in each):
+            found = [repr(each[name]) if name in each else "nothing" for each in every]
+            rank = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), 0)
+            if rank:
+                told.append(f"{name}: rank {rank} has {found[rank]}, rank 0 has {found[0]}")
+        if told:
+            more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+            raise ConfigError(
+                f"Ranks differ in {'; '.join(told[:SHOWN])}{more}. All ranks must be started with "
+                "the same command, from the same files: put the run, the model and the data on a "
+                "disk that all machines see."
+            )
 
     # --- what people see ---
 
@@ -195,7 +232,8 @@ class Team(World):
     @contextmanager
     def naming(self, doing: Callable[[], str]) -> Iterator[None]:
         """Say who is gone, and in which phase, when ranks can't go on together."""
-        self.beats.doing = doing
+        outer, self.beats.doing = self.beats.doing, doing
+        self._named += 1
         try:
             yield
         except GroupwiseError as error:
@@ -207,7 +245,9 @@ class Team(World):
                 raise
             raise self._why(error, doing()) from error
         finally:
-            self.beats.end()
+            self._named, self.beats.doing = self._named - 1, outer
+            if not self._named:
+                self.beats.end()
 
     def _why(self, error: RuntimeError, doing: str) -> RunError:
         try:
@@ -252,10 +292,17 @@ class Team(World):
 
 
 def joined(deadline: float = DEADLINE) -> World:
-    """Return the world that this process was started in: by torchrun, or alone."""
+    """Return the world that this process was started in: by torchrun, or alone.
+
+    A team is one as long as its signs of life go on: a stage of a pipeline finds the pipeline's.
+    """
+    global _team
     if ranks_here() == 1:
         return ALONE
     import torch.distributed as dist
+
+    if _team is not None and _team.alive:
+        return _team
 
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -270,7 +317,11 @@ def joined(deadline: float = DEADLINE) -> World:
                 f"({socket.gethostname()}): {str(error).splitlines()[0]}. Another program may have "
                 "the port: give torchrun another --master-port, or --standalone on one machine."
             ) from error
-    return Team(deadline)
+    _team = Team(deadline)
+    return _team
+
+
+_team: Team | None = None
 
 
 def _tried(compute: Callable[[], Any]) -> list[Any]:
@@ -283,6 +334,14 @@ def _tried(compute: Callable[[], Any]) -> list[Any]:
         except Exception:
             return [None, RunError(f"{type(error).__name__}: {error}")]
         return [None, error]
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _only_told() -> Any:
+    """Stand for what the first rank alone says."""
 
 
 def _told(error: Exception) -> Exception:

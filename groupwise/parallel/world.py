@@ -6,7 +6,6 @@ results do not depend on how rows are spread. A learner has a world; a batch has
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -17,12 +16,9 @@ from torch import Tensor, nn
 from groupwise.errors import BatchError
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 M = TypeVar("M", bound=nn.Module)
-
-
-def ranks_here() -> int:
-    """Return how many ranks this process was started with, by torchrun or SLURM; 1: alone."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class PassTurn(NamedTuple):
@@ -108,6 +104,13 @@ class World:
     def any(self, flag: bool) -> bool:
         """Tell whether it is so on any rank."""
         return flag
+
+    def led(self, lead: Callable[[Callable[[A], B]], T], work: Callable[[A], B]) -> T:
+        """Return what the first rank makes by `lead`, which may have all ranks do some `work`.
+
+        The others do that work whenever they are told to, and nothing else meanwhile.
+        """
+        return lead(work)
 
     def same(self, facts: Mapping[str, Any]) -> None:
         """Refuse ranks that differ in these facts."""

@@ -31,6 +31,7 @@ from groupwise.runfiles.stages import FINISHED, ChainRecord
 from groupwise.stages import stage_of
 from groupwise.stages.checks import check_config
 from groupwise.sync.space import Space
+from groupwise.training.together import check_team
 
 Doubts = list[str]
 
@@ -44,7 +45,7 @@ def naming(stage: StageTable) -> Iterator[None]:
         raise type(error)(f"stage {stage.name!r}: {error}") from None
 
 
-def check_chain(chain: Chain, record: ChainRecord, base: Path) -> Doubts:
+def check_chain(chain: Chain, record: ChainRecord, base: Path, ranks: int = 1) -> Doubts:
     """Check what is left to do; return doubts. `base` is where an embedded model is, or is made."""
     finished = {each.name for each in record.stages if each.state == FINISHED}
     left = [stage for stage in chain.pipeline.stages if stage.name not in finished]
@@ -70,6 +71,7 @@ def check_chain(chain: Chain, record: ChainRecord, base: Path) -> Doubts:
     for stage in left:
         config = _placed(chain, stage, root)
         with naming(stage):
+            check_team(config, ranks)
             doubts += [f"stage {stage.name!r}: {each}" for each in check_config(config)]
             doubts += [f"stage {stage.name!r}: {each}" for each in stage_of(config).try_slots()]
             shape = shape_of(config)

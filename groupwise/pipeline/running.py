@@ -14,6 +14,8 @@ from pathlib import Path
 from groupwise import config as configuration
 from groupwise.common.progress import phase
 from groupwise.errors import ConfigError, GroupwiseError, RunError, nearest
+from groupwise.parallel.started import ranks_here
+from groupwise.parallel.team import joined
 from groupwise.pipeline.chain import Chain, real
 from groupwise.pipeline.checks import check_chain, naming
 from groupwise.pipeline.page import write_page
@@ -37,12 +39,27 @@ from groupwise.training.signals import Signals, Stopped
 from groupwise.watch.display import Display
 
 MakeDisplay = Callable[[], Display]
+RunStage = Callable[[int], None]  # by its number
 # Of a finished stage these may differ: they have no part in what it learned.
 HARMLESS = ("checkpoint.", "watch.", "guard.", "model.device")
 
 
 def run_chain(chain: Chain, again: str | None, display: MakeDisplay = Display) -> ChainRecord:
-    """Run all stages that are left, or say that none is; return what stands in stages.json."""
+    """Run all stages that are left, or say that none is; return what stands in stages.json.
+
+    Of several ranks the first one keeps the folder, and has all of them run one stage or another.
+    """
+    world = joined()
+
+    def run(number: int) -> None:
+        stage = chain.pipeline.stages[number]
+        train(real(chain, stage).config, chain.folder(stage), display())
+
+    with world.naming(lambda: "between stages"):
+        return world.led(lambda ask: _run_chain(chain, again, display, ask), run)
+
+
+def _run_chain(chain: Chain, again: str | None, display: MakeDisplay, run: RunStage) -> ChainRecord:
     outer, say = RunFolder(chain.path), display()
     with outer.locked():
         outer.tidy()
@@ -58,11 +75,11 @@ def run_chain(chain: Chain, again: str | None, display: MakeDisplay = Display) -
             if not outer.report.is_file():
                 write_page(chain.path)
             return record
-        for doubt in check_chain(chain, record, Path(chain.base)):
+        for doubt in check_chain(chain, record, Path(chain.base), ranks_here()):
             say.warn(doubt)
         write_stages(chain.path, record)
         for number, stage in enumerate(chain.pipeline.stages):
-            record = _run_stage(chain, record, number, stage, say, display)
+            record = _run_stage(chain, record, number, stage, say, run)
         with outer.writing("report.html"):
             write_page(chain.path)
     return record
@@ -74,7 +91,7 @@ def _run_stage(
     number: int,
     stage: StageTable,
     say: Display,
-    display: MakeDisplay,
+    run: RunStage,
 ) -> ChainRecord:
     """Run one stage to its end; signals between two stages are held until its end is written."""
     if record.stages[number].state == FINISHED:
@@ -93,7 +110,7 @@ def _run_stage(
         say.note(f"not for this recipe: {', '.join(resolved.left_out)} from above the stages")
     with naming(stage):
         _check_parent(chain, record, stage)
-        train(resolved.config, chain.folder(stage), display())
+        run(number)
     signals = Signals()
     with signals.held():
         record = _with(record, number, _finished(chain, record.stages[number]))

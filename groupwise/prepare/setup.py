@@ -36,7 +36,7 @@ from groupwise.model.layers.equip import check_precision, equip
 from groupwise.model.memory import device_bytes
 from groupwise.model.policy import spec_of
 from groupwise.optim.roles import ROLES, role_sizes
-from groupwise.parallel.world import ranks_here
+from groupwise.parallel.started import ranks_here
 from groupwise.prepare.answers import check_answers, fitting_answers, has_answers
 from groupwise.prepare.earlier import fitted, load_earlier, without_long, wording_notes
 from groupwise.prepare.episodes import Turns

@@ -52,7 +52,7 @@ from groupwise.training.guards import (
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals, Stopped
-from groupwise.training.together import check_team
+from groupwise.training.together import check_alike, check_team
 from groupwise.training.waiting import end_waiting
 from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
@@ -146,7 +146,8 @@ def _cycle_in(
     world: World,
 ) -> Generator[Metrics, None, dict[str, Any]]:
     asked, config = config, placed_for(config, path)
-    check_team(config, world.size)
+    check_alike(config, path, world)
+    world.first(lambda: check_team(config, world.size))
     done = world.first(lambda: nothing_left(config, path))
     if done is not None:
         summary, in_vain = done

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from groupwise import config as configuration
 from groupwise.common.globs import digest
 from groupwise.common.progress import phase
 from groupwise.config import Config
-from groupwise.data.cursor import cursor_of
+from groupwise.data.cursor import TaskCursor, cursor_of
 from groupwise.data.cursor import fingerprint as data_fingerprint
 from groupwise.data.selection import KeptAnswers
-from groupwise.engine.team import team_engine
+from groupwise.engine.team import LedEngine, team_engine
 from groupwise.graders.recorded_verdicts import Ledger, recorded
+from groupwise.graders.rubric import Grader
 from groupwise.graders.team import TeamGrader
 from groupwise.model.fingerprint import fingerprint
 from groupwise.model.formats.checkpoint import Loaded
@@ -32,6 +35,7 @@ from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.episodes import ended
 from groupwise.prepare.setup import Setup, check_room, set_up
 from groupwise.prepare.supervised import shown_row
+from groupwise.prepare.team_turns import TeamTurns
 from groupwise.records import Task
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.recorder import NoRecorder, Recorder
@@ -41,6 +45,7 @@ from groupwise.stages import stage_of
 from groupwise.stages.ahead import Ahead
 from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
+from groupwise.stages.led_ahead import LedAhead
 from groupwise.stages.parts import Parts
 from groupwise.sync import checkpoints as saved
 from groupwise.sync.saver import Saver
@@ -58,7 +63,7 @@ from groupwise.training.keeper import Keeper
 from groupwise.training.progress import Progress
 from groupwise.training.reporter import Reporter
 from groupwise.training.run import Run
-from groupwise.training.together import NATIVE
+from groupwise.training.together import on_every_rank
 from groupwise.watch.display import Display
 from groupwise.watch.mirrors.children import Mirrors
 
@@ -79,7 +84,7 @@ def open_run(
     """
     begun = time.monotonic()
     config, folder = placed_for(config, path), RunFolder(path)
-    doubts = check_config(config)
+    doubts = world.first(lambda: check_config(config))
     mirrors = Mirrors(folder.path, config.watch.mirrors if world.leads else (), display)
     with contextlib.ExitStack() as held:
         held.enter_context(mirrors)  # first of all: mirrors go on until the lock is given back
@@ -136,14 +141,15 @@ def _open(
     loaded, model = setup.loaded, setup.loaded.model
     with phase("taking the weights' fingerprint"):
         origin = _origin(config, setup)
-    world.same({"configuration": configuration.text(config), **origin})
+    if world.size > 1:
+        world.same(origin | {f"the model's {name}": _known(x) for name, x in loaded.files.items()})
     learner = stage.learner(model, make_roles(model, start.recipe, start), world)
     reporter = Reporter(folder, recorder, mirrors, display)
     engine = team_engine(
         lambda: stage.engine(loaded, make_engine, reporter.event),
         world,
         learner.deliver,
-        led=make_engine is None and config.engine.backend != NATIVE,
+        led=make_engine is None and not on_every_rank(config),
     )
     parts = Parts(
         loaded=loaded,
@@ -152,7 +158,7 @@ def _open(
         grader=setup.grader if world.size == 1 else TeamGrader(setup.grader, world),
         engine=engine,
         learner=learner,
-        turns=setup.turns,
+        turns=TeamTurns(setup.turns) if setup.turns and world.size > 1 else setup.turns,
     )
     progress = Progress(
         cursor_of(
@@ -167,7 +173,7 @@ def _open(
         opened=begun,
     )
     if config.train.lag:
-        parts.ahead = Ahead(config, parts, progress.cursor)
+        parts.ahead = _ahead(config, parts, setup.grader, progress.cursor)
     keeper = Keeper(config, stage, progress, parts, reporter, saver)
     run = Run(config, stage, progress, parts, reporter, keeper)
     before = world.first(lambda: _last_known(folder, origin, display))
@@ -209,6 +215,17 @@ def _open(
     return run
 
 
+def _ahead(config: Config, parts: Parts[Any], grader: Grader, cursor: TaskCursor) -> Ahead:
+    """Return the prompts ahead: every rank's, or the first one's where it alone has the engine."""
+    engine, world = parts.engine, parts.learner.world
+    if not isinstance(engine, LedEngine):
+        return Ahead(config, parts, cursor)
+    own = None
+    if engine.own is not None:
+        own = Ahead(config, replace(parts, engine=engine.own, grader=grader), cursor)
+    return LedAhead(own, cursor, world)
+
+
 def _last_known(folder: RunFolder, origin: Mapping[str, str], display: Display) -> Start | None:
     """Return what the folder was last started with; other weights or tasks stop here."""
     check_origin(folder, origin, display)
@@ -227,6 +244,10 @@ def _origin(config: Config, setup: Setup) -> dict[str, str]:
         "reward": setup.grader.code(),
         "recipe": config.recipe.code(),
     }
+
+
+def _known(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _write_start(run: Run, origin: Mapping[str, str], before: Start | None) -> None:
@@ -299,7 +320,8 @@ def starting_model(
 
 def _restore_latest(run: Run, origin: Mapping[str, str]) -> None:
     """Bring the run to its last checkpoint; files behind it go, on the rank that leads."""
-    found, run.parts.known = run.world.first(lambda: _rewound(run, origin))
+    found, known = run.world.first(lambda: _rewound(run, origin))
+    run.parts.known |= known
     if found is not None:
         with phase("restoring"):
             run.keeper.restore(found)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from groupwise.config import Config
+import torch
+
+from groupwise import __version__
+from groupwise.config import Config, entries
 from groupwise.errors import ConfigError
+from groupwise.parallel.world import World
 
-NATIVE = "native"  # the engine that every rank has one of; others are the first one's
+
+def on_every_rank(config: Config) -> bool:
+    """Tell whether each rank has an engine of its own; others are the first one's."""
+    return config.engine.backend == "native" and not config.engine.servers
+
+
+def check_alike(config: Config, path: str | Path, world: World) -> None:
+    """Refuse ranks that were not started alike, before they do anything together."""
+    if world.size > 1:
+        place = {"the run's folder": str(Path(path).absolute())}
+        versions = {"the version of groupwise": __version__, "that of PyTorch": torch.__version__}
+        world.same({**place, **versions, **entries(config)})
 
 
 def check_team(config: Config, ranks: int) -> None:
@@ -29,14 +45,9 @@ def _refused(config: Config, ranks: int) -> Iterator[str]:
             f"recipe {config.recipe.name} samples from its reference, which is sharded over "
             f"{ranks} ranks: the native engine needs whole weights. Run it in one process."
         )
-    if config.turns.used:
+    if config.train.lag and config.train.sync != "drain" and on_every_rank(config):
         yield (
-            f"turns with {ranks} ranks: environments would be played on each of them, and answer "
-            "in another order. Run it in one process."
-        )
-    if config.train.lag or (config.engine.servers and config.engine.backend == NATIVE):
-        name = "train.lag" if config.train.lag else "engine.servers"
-        yield (
-            f"{name} with {ranks} ranks is not built: every rank would sample ahead by itself. "
-            f"Set {name}=0, or run in one process."
+            f"train.sync={config.train.sync} with {ranks} ranks: each has an engine, and no two of "
+            "them are at the same token when new weights come. Set train.sync=drain, or "
+            "engine.servers=1 for one sampler beside all ranks."
         )

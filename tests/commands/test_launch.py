@@ -159,6 +159,7 @@ def test_doctor_names_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ranks", "2", "--on", "ray", "--servers", "1", "--server", "x {port}"], "name servers"),
         (["--ranks", "2", "recipe=spin"], "samples from its reference"),
         (["--ranks", "2", "group_size=0"], "group_size"),
+        (["--ranks", "2", "recipe=tis", "train.lag=1", "train.sync=keep"], "Set train.sync=drain"),
     ],
 )
 def test_what_could_not_run_is_refused_before_it_waits_in_a_queue(
@@ -176,3 +177,17 @@ def test_a_gpu_takes_one_rank(
     assert status == 2 and "this machine has 4 GPUs" in err
     status, out, _ = said(capsys, "--dry-run")
     assert status == 0 and "--nproc-per-node 4" in out
+
+
+def test_a_pipeline_is_launched_and_all_its_stages_are_checked_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    head = 'name = "two"\nmodel.device = "cpu"\nprompts_per_step = 4\n'
+    stages = '[[stage]]\nname = "{}"\nrecipe = "sft"\nsteps = 1\n'
+    file = tmp_path / "two.toml"
+    file.write_text(head + stages.format("one") + stages.format("other"))
+    status, out, _ = said(capsys, str(file), "--ranks", "4", "--dry-run")
+    assert status == 0 and f"-m groupwise train {file} run=runs/two" in out
+    file.write_text(file.read_text() + "prompts_per_step = 3\n")
+    status, out, err = said(capsys, str(file), "--ranks", "4", "--dry-run")
+    assert status == 2 and "stage 'other': 4 ranks and prompts_per_step=3" in err and not out

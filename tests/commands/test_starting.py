@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from groupwise.cli import main
-from groupwise.commands import plan
+from groupwise.commands import plan, shared
 from groupwise.common import progress
 from groupwise.common.progress import Watcher
 from groupwise.config import load
@@ -138,3 +139,17 @@ def test_what_compare_loads_behind_pytorch_is_in_a_phase(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "meta_path", [watched, *sys.meta_path])
     assert main(["compare", "grpo", "dapo", "--budget", "steps=2"]) == 130
     assert watched.phases == ["checking the arms"]
+
+
+def test_of_several_ranks_the_first_one_says_what_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The screen is its own: each line would come as often as there are ranks."""
+    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
+    said = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with shared.progress(), progress.phase("something"):
+            time.sleep(3 * progress.LOOK)
+        said.append("something" in capsys.readouterr().err)
+    assert said == [True, False]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import team_runs
 import torch
 from fake_engine_server import serving
 from runs import left_behind
+from safetensors.torch import load_file, save_file
 from team_runs import apart, weights
 from teams import Failure, Ranks, ranks
 
@@ -238,6 +240,10 @@ class Mine(NativeEngine):
         with Path(__file__).with_suffix(".made").open("a") as file:
             file.write(os.environ["RANK"])
         return super().made(setup)
+
+    def close(self):
+        with Path(__file__).with_suffix(".closed").open("a") as file:
+            file.write(os.environ["RANK"])
 """
 
 
@@ -249,6 +255,7 @@ def test_an_engine_of_ones_own_is_the_first_ranks_alone(
     own = PPO | {"steps": 6, "engine__backend": f"{tmp_path / 'mine.py'}:Mine"}
     team.run(2, team_runs.run, model, str(tmp_path / "run"), own)
     assert (tmp_path / "mine.made").read_text() == "0"
+    assert (tmp_path / "mine.closed").read_text() == "0"
     assert samples(tmp_path / "run") == samples(alone)
     assert 0.0 < apart(tmp_path / "run", alone) < EXACT
 
@@ -266,7 +273,13 @@ def test_an_engine_that_can_not_be_made_ends_all_ranks(
     ("size", "changes", "words"),
     [
         (3, [PPO | {"prompts_per_step": 2}] * 3, "3 ranks and prompts_per_step=2"),
-        (2, [PPO, PPO | {"seed": 5}], "Ranks differ in configuration"),
+        (2, [PPO, PPO | {"seed": 5}], "Ranks differ in seed: rank 1 has 5, rank 0 has 0."),
+        (3, [PPO, PPO, PPO | {"eval__tasks": 9}], "rank 2 has 9, rank 0 has 8"),
+        (
+            2,
+            [PPO, PPO | {"reward__parts": {"exact": 1.0, "length(target=1)": 0.1}}],
+            "reward.parts.length(target=1): rank 1 has 0.1, rank 0 has nothing.",
+        ),
         (2, [{"recipe": "spin"}] * 2, "samples from its reference"),
     ],
 )
@@ -275,4 +288,58 @@ def test_teams_that_can_not_be_are_refused(
 ) -> None:
     found = team.try_to(size, team_runs.differing, model, str(tmp_path / "run"), changes)
     for each in found:
+        assert isinstance(each, Failure) and words in each.said
+
+
+def other_data(disk: Path) -> None:
+    file = disk / "rows.jsonl"
+    file.write_text(file.read_text().replace('"3"', '"4"'))
+
+
+def other_words(disk: Path) -> None:
+    """As a tokenizer of another version would be written: the same tokens, another file."""
+    file = disk / "model" / "tokenizer.json"
+    file.write_text(file.read_text() + "\n")
+
+
+def other_weights(disk: Path, model: str = "model") -> None:
+    file = disk / model / "model.safetensors"
+    save_file({name: x + 1 for name, x in load_file(file).items()}, file, {"format": "pt"})
+
+
+def other_teacher(disk: Path) -> None:
+    other_weights(disk, "teacher")
+
+
+def other_grader(disk: Path) -> None:
+    (disk / "mine.py").write_text("def right(completion, answer):\n    return 1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (other_data, "Ranks differ in data: rank 1 has "),
+        (other_words, "Ranks differ in the model's tokenizer.json: rank 1 has "),
+        (other_weights, "Ranks differ in weights: rank 1 has "),
+        (other_teacher, "Ranks differ in the weights of a model: rank 1 has "),
+        (other_grader, "Ranks differ in reward: rank 1 has "),
+    ],
+)
+def test_ranks_with_other_files_are_refused(
+    change: Callable[[Path], None], words: str, team: Ranks, model: str, tmp_path: Path
+) -> None:
+    """The same settings, whose files are others on the second rank's disk."""
+    for rank in (0, 1):
+        disk = tmp_path / f"disk_{rank}"
+        for name in ("model", "teacher"):
+            shutil.copytree(model, disk / name)
+        rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+        (disk / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        (disk / "mine.py").write_text(
+            "def right(completion, answer):\n    return float(completion == answer)\n"
+        )
+    change(tmp_path / "disk_1")
+    own = {"recipe": "opd", "teacher__path": "teacher", "data__train": "rows.jsonl"}
+    own |= {"reward__parts": {"mine.py:right": 1.0}, "steps": 1}
+    for each in team.try_to(2, team_runs.elsewhere, str(tmp_path), own):
         assert isinstance(each, Failure) and words in each.said

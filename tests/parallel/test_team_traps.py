@@ -21,7 +21,7 @@ from groupwise.errors import RunError
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.learner import Learner
 from groupwise.optim.packs import Sequences, even, micro_batches, outputs
-from groupwise.parallel.sharding import gathered, own_part, part, stored_dtype
+from groupwise.parallel.sharding import checksum, gathered, own_part, part, stored_dtype
 from groupwise.parallel.shards import is_shard
 from groupwise.parallel.team import joined
 from groupwise.parallel.world import ALONE, World
@@ -194,6 +194,17 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(team: Ranks)
     for skipped, bad, same, steps in team.run(2, not_finite):
         assert skipped and same and steps == 0
         assert bad == "the loss has 1 NaN and 0 infinite of 1 values"
+
+
+def test_a_checksum_sees_one_bit_of_any_parameter() -> None:
+    """Wherever its memory begins: projections may lie in one piece, one behind the other."""
+    laid = torch.arange(7.0, dtype=torch.bfloat16)
+    made = torch.nn.ParameterList([laid[:3], laid[3:], torch.tensor(2.5)])
+    before = checksum(made)
+    for parameter in made:
+        parameter.data.view(-1)[-1] *= 1 + 2**-7
+        assert checksum(made) != before
+        before = checksum(made)
 
 
 @pytest.mark.parametrize("groups", [(1,), (2, 1)])

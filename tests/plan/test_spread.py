@@ -15,7 +15,7 @@ from groupwise.commands.plan import named_gpu
 from groupwise.config import load
 from groupwise.model import cost, room
 from groupwise.model.config import ModelConfig
-from groupwise.parallel.world import ranks_here
+from groupwise.parallel.started import ranks_here
 from groupwise.plan.spread import Split, way
 from groupwise.prepare.setup import demand_of
 from groupwise.prepare.sizes import Prompts

@@ -38,9 +38,10 @@ from groupwise.parallel.world import World
 from groupwise.records import Memory
 from groupwise.testing.toy import random_toy
 
-# With these the optimizer's first moment is the gradient itself, and no weight changes. A pack
-# takes a prompt and two answers or so: passes are of many sizes, and no multiple of the ranks.
-OPTIM = config.Optim(learning_rate=0.0, beta1=0.0, clip_norm=0.0, micro_tokens=12)
+# With these the optimizer's first moment is half of the gradient and a quarter of the one before
+# it, where a recipe makes two updates, and no weight changes. A pack takes a prompt and two answers
+# or so: passes are of many sizes, and no multiple of the ranks.
+OPTIM = config.Optim(learning_rate=0.0, beta1=0.5, clip_norm=0.0, micro_tokens=12)
 SMALL = SIZES | {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
 SHAPE = SMALL | {"model_type": "qwen3", "head_dim": 8, "num_attention_heads": 2}
 # Dense in its last layer, and with five experts, which no two or three ranks hold equally many of.
@@ -165,7 +166,7 @@ def _routes(prompts: Sequence[Any], answers: Sequence[Any]) -> list[Tensor | Non
 
 
 def _roles(whole: Transformer, made: Recipe) -> dict[str, Role]:
-    settings = load({"recipe": made.name, "optim.beta1": 0.0, "critic.learning_rate": 1e-9})
+    settings = load({"recipe": made.name, "optim.beta1": 0.5, "critic.learning_rate": 1e-9})
     found: dict[str, Role] = {}
     for name in made.roles:
         if name == "teacher":

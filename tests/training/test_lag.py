@@ -378,13 +378,11 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     assert any("that of no policy" in doubt for doubt in doubts)
 
 
-def test_several_ranks_are_refused() -> None:
-    for changes, words in (
-        ({"train__lag": 1}, "train.lag with 2 ranks is not built"),
-        ({"engine__servers": 1}, "engine.servers with 2 ranks is not built"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            check_team(small(recipe="tis", **changes), 2)
+def test_ranks_with_an_engine_each_take_new_weights_between_answers() -> None:
+    changes = {"recipe": "tis", "train__lag": 1, "train__sync": "recompute"}
+    with pytest.raises(ConfigError, match=r"train\.sync=recompute with 2 ranks"):
+        check_team(small(**changes), 2)
+    check_team(small(**changes | {"engine__servers": 1}), 2)
 
 
 def test_another_lag_is_another_run(tmp_path: Path) -> None:
