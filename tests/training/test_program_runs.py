@@ -99,8 +99,8 @@ def test_serve_trains_on_what_programs_outside_do(
     model: str, counted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three of them share the episodes, in any order; the rows are those of the environment."""
-    config = cold_start.configured(model, steps=2, **PLAYED)
-    (tmp_path / "mine.toml").write_text(text(config))
+    config = cold_start.configured(model, steps=2, **PLAYED, **AS, turns__options={"size": 3})
+    (tmp_path / "mine.toml").write_text(text(config))  # its environment is not asked
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

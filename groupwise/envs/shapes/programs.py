@@ -70,7 +70,11 @@ class Led(AsyncEnvironment):
 
     def _soon(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return the same for other threads."""
-        return lambda value: (self.loop.call_soon_threadsafe(act, value), None)[1]
+
+        def later(value: Any) -> None:
+            self.loop.call_soon_threadsafe(act, value)
+
+        return later
 
     def ended(self, value: Any) -> None:
         """Take what the program has left behind: a reward, or what it raised."""
@@ -96,7 +100,17 @@ class Led(AsyncEnvironment):
         return await self.heard()
 
     async def heard(self) -> Observation:
-        """Wait for the next request, or the program's end."""
+        """Return what the next request says to the policy, or that the program has ended."""
+        if (pending := await self._asked()) is not None:
+            return self._said(pending)
+        if isinstance(self.ending.result(), BaseException):
+            raise self.ending.result()
+        if not self.turns:
+            raise WorldError("The program ended before it had asked the policy anything.")
+        return Observation(done=True, calls=self.calls_made)
+
+    async def _asked(self) -> Pending | None:
+        """Wait for the next request; None: the program has ended."""
         asking = asyncio.ensure_future(self.requests.get())
         try:
             await asyncio.wait({asking, self.ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,12 +118,10 @@ class Led(AsyncEnvironment):
             if not asking.done():
                 asking.cancel()
         if not self.ending.done():
-            return self._said(asking.result())
-        if isinstance(self.ending.result(), BaseException):
-            raise self.ending.result()
-        if not self.turns:
-            raise WorldError("The program ended before it had asked the policy anything.")
-        return Observation(done=True, calls=self.calls_made)
+            return asking.result()
+        if asking.done():  # somebody that the program has left behind
+            asking.result().send(400, error_of(OVER))
+        return None
 
     def _said(self, pending: Pending) -> Observation:
         asked, first = pending.asked, self.asked_tools is None
@@ -131,13 +143,7 @@ class Led(AsyncEnvironment):
         while not self.ending.done():
             if self.pending is not None:
                 self.pending.send(400, error_of(OVER))
-            asking = asyncio.ensure_future(self.requests.get())
-            try:
-                await asyncio.wait({asking, self.ending}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not asking.done():
-                    asking.cancel()
-            self.pending = asking.result() if not asking.cancelled() and asking.done() else None
+            self.pending = await self._asked()
         left = self.ending.result()
         if isinstance(left, BaseException):
             if cut_off:
