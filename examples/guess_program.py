@@ -2,13 +2,13 @@
 
     groupwise train configs/guess.toml --run runs/program steps=5 \
         turns.environment=examples/guess_program.py:play \
-        data.template='[user]{prompt}\\n[assistant]'
+        data.template=examples/guess_prompt.txt
 
 Any client of OpenAI's protocol will do: `OpenAI(base_url=endpoint.base_url, api_key="none")`. Led
 from another process, the same program is a loop over episodes:
 
     groupwise serve configs/guess.toml --run runs/outside steps=5 \
-        data.template='[user]{prompt}\\n[assistant]' &
+        data.template=examples/guess_prompt.txt &
     python examples/guess_program.py http://127.0.0.1:8000
 """
 
