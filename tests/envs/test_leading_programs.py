@@ -267,7 +267,7 @@ def led(name: str, turns: int = 3, **setup: Any) -> list[Answered | Fault]:
     ("name", "kind", "why"),
     [
         ("ends_unasked", "error", "ended before it had asked"),
-        ("raises", "error", r"KeyError: 'lost' \(test_programs.py"),
+        ("raises", "error", r"KeyError: 'lost' \(test_leading_programs.py"),
         ("rewards_words", "error", "no finite number"),
         ("hangs", "timeout", "longer than 1 s"),
         ("waits", "timeout", "longer than 1 s"),
