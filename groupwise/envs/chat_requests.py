@@ -23,7 +23,7 @@ OPENINGS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<｜tool▁call", "<|p
             "<|channel|>commentary")  # fmt: skip
 
 
-class BadRequest(ValueError):
+class BadChatRequest(ValueError):
     """A request that can't be answered; its program is told why."""
 
 
@@ -39,16 +39,16 @@ class ChatRequest:
 def read_request(body: Any) -> ChatRequest:
     """Read a body of /chat/completions. How tokens are drawn is the run's, whatever it says."""
     if not isinstance(body, dict):
-        raise BadRequest("the request is no JSON object")
+        raise BadChatRequest("the request is no JSON object")
     if body.get("stream"):
-        raise BadRequest("stream is not offered: ask without it")
+        raise BadChatRequest("stream is not offered: ask without it")
     if body.get("n") not in (None, 1):
-        raise BadRequest("n must be 1: an episode is one conversation")
+        raise BadChatRequest("n must be 1: an episode is one conversation")
     given, tools = body.get("messages"), body.get("tools") or []
     if not isinstance(given, list) or not given:
-        raise BadRequest("messages must be a list of messages")
+        raise BadChatRequest("messages must be a list of messages")
     if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
-        raise BadRequest("tools must be a list of schemas")
+        raise BadChatRequest("tools must be a list of schemas")
     return ChatRequest(
         tuple(_message(each) for each in given), tuple(tools), str(body.get("model") or "policy")
     )
@@ -66,7 +66,7 @@ def _message(given: Any) -> Message:
         or not isinstance(given.get("role"), str)
         or not isinstance(said, str)
     ):
-        raise BadRequest(f"{given!r:.200} is no message with a role and a text as content")
+        raise BadChatRequest(f"{given!r:.200} is no message with a role and a text as content")
     known = {key: value for key, value in given.items() if value is not None}
     return plain_message({**known, "content": said})
 

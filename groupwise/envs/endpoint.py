@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from groupwise.common.callers import WebServer, is_meant, is_own_page, own_names, shown
-from groupwise.envs.chat_requests import BadRequest, ChatRequest, error_of, read_request
+from groupwise.envs.chat_requests import BadChatRequest, ChatRequest, error_of, read_request
 
 HOST = "127.0.0.1"
 MOST_BYTES = 16 * 2**20  # of a request
@@ -26,7 +26,7 @@ Sent = tuple[int, Mapping[str, Any]]  # an HTTP status, and what is sent with it
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class PolicyEndpoint:
     """Where a program asks the policy: `OpenAI(base_url=..., api_key=...)`."""
 
     base_url: str
@@ -47,7 +47,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgramLine:
     """The way from requests to their episode, in threads of the server."""
 
     ask: Callable[[Pending], None]
@@ -58,7 +58,7 @@ class Line:
 class Claimable:
     """An episode that waits for a program outside."""
 
-    endpoint: Endpoint
+    endpoint: PolicyEndpoint
     row: Mapping[str, Any]
     claimed: Callable[[], None]
 
@@ -67,25 +67,25 @@ class EndpointServer(WebServer):
     """All episodes of a process."""
 
     def __init__(self, port: int = 0) -> None:
-        super().__init__((HOST, port), Handler)
-        self.lines: dict[str, Line] = {}
+        super().__init__((HOST, port), EndpointHandler)
+        self.lines: dict[str, ProgramLine] = {}
         self.claims: queue.Queue[Claimable] = queue.Queue()
         self.names = own_names(HOST)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
-    def open(self, line: Line) -> Endpoint:
+    def open(self, line: ProgramLine) -> PolicyEndpoint:
         name = secrets.token_urlsafe(16)
         self.lines[name] = line
-        return Endpoint(f"http://{shown(HOST, self.server_address[1])}/{name}/v1")
+        return PolicyEndpoint(f"http://{shown(HOST, self.server_address[1])}/{name}/v1")
 
     def knows(self, claim: Claimable) -> bool:
         return claim.endpoint.base_url.split("/")[3] in self.lines
 
-    def shut(self, endpoint: Endpoint) -> None:
+    def shut(self, endpoint: PolicyEndpoint) -> None:
         self.lines.pop(endpoint.base_url.split("/")[3], None)
 
 
-class Handler(BaseHTTPRequestHandler):
+class EndpointHandler(BaseHTTPRequestHandler):
     server: EndpointServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "groupwise", ""
@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name, _, what = self.path.strip("/").partition("/")
         if name in self.server.lines and what == "v1/models":
-            model = {"id": Endpoint.model, "object": "model", "owned_by": "groupwise"}
+            model = {"id": PolicyEndpoint.model, "object": "model", "owned_by": "groupwise"}
             self._send(200, {"object": "list", "data": [model]})
         else:
             self._send(
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(written))
         try:
             self._send(*self._answer(data))
-        except (BadRequest, ValueError, RecursionError) as error:
+        except (BadChatRequest, ValueError, RecursionError) as error:
             self._send(400, error_of(str(error)))
 
     def _answer(self, data: bytes) -> Sent:

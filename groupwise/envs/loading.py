@@ -23,7 +23,7 @@ from groupwise.envs.shapes.by_column import ByColumn, MadeOfRow
 from groupwise.envs.shapes.gymnasium import Gymnasium, TextArena, is_gymnasium, is_textarena
 from groupwise.envs.shapes.mcp import PREFIX, MCPTools
 from groupwise.envs.shapes.openenv import OpenEnv, is_openenv
-from groupwise.envs.shapes.programs import Outside, Program, is_program
+from groupwise.envs.shapes.programs import Outside, ProgramWorld, is_program
 from groupwise.envs.shapes.texts import House, SkyRL
 from groupwise.envs.shapes.tinker import Tinker, is_tinker
 from groupwise.envs.shapes.tools import MethodTools, WithTools, has_method_tools, methods_of
@@ -118,7 +118,7 @@ class Maker:
             )
             return made
         if is_program(found):
-            return Program(found, self.options, self.reader)
+            return ProgramWorld(found, self.options, self.reader)
         if inspect.isroutine(found) and "row" in inspect.signature(found).parameters:
             return MadeOfRow(found, self.recognised, self.options)
         return self.recognised(_called(found, self.options))

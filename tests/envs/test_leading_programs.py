@@ -17,10 +17,10 @@ import pytest
 from toy_worlds import ask
 
 from groupwise.envs.answering import Alone
-from groupwise.envs.chat_requests import BadRequest, behind, read_request, turn_message
-from groupwise.envs.endpoint import Endpoint
+from groupwise.envs.chat_requests import BadChatRequest, behind, read_request, turn_message
+from groupwise.envs.endpoint import PolicyEndpoint
 from groupwise.envs.opening import WorldSetup, open_worlds
-from groupwise.envs.shapes.programs import Program
+from groupwise.envs.shapes.programs import ProgramWorld
 from groupwise.envs.tool_calls import Asked, Misread, reader
 from groupwise.envs.worlds import Answered, Fault, Worlds
 from groupwise.errors import WorldError
@@ -31,14 +31,16 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 
 def world(function: Callable[..., Any], **options: Any) -> Alone:
-    return Alone(Program(function, options, lambda tools: reader("hermes", tools)))
+    return Alone(ProgramWorld(function, options, lambda tools: reader("hermes", tools)))
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def refused(endpoint: Endpoint, body: Any, what: str = "/chat/completions", **headers: str) -> Any:
+def refused(
+    endpoint: PolicyEndpoint, body: Any, what: str = "/chat/completions", **headers: str
+) -> Any:
     """The status and the words of a refusal."""
     asked = urllib.request.Request(endpoint.base_url + what, json.dumps(body).encode(), headers)
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -53,7 +55,7 @@ def test_a_program_calls_tools_and_sees_its_calls() -> None:
     """Calls come as `tool_calls`, their results stand behind them as messages of tools."""
     seen: list[Any] = []
 
-    def solve(endpoint: Endpoint, question: str) -> float:
+    def solve(endpoint: PolicyEndpoint, question: str) -> float:
         messages = [user(question)]
         messages.append(ask(endpoint, messages, tools=[ADD], temperature=0.3))
         seen.append(messages[-1])
@@ -129,16 +131,16 @@ def test_a_request_goes_on_where_nothing_before_it_has_changed() -> None:
     ],
 )
 def test_what_can_not_be_answered_is_refused(body: Any, why: str) -> None:
-    with pytest.raises(BadRequest, match=why):
+    with pytest.raises(BadChatRequest, match=why):
         read_request(body)
 
 
 def test_strangers_are_refused_and_the_episode_goes_on() -> None:
     found: list[Any] = []
 
-    def solve(endpoint: Endpoint) -> float:
+    def solve(endpoint: PolicyEndpoint) -> float:
         base = endpoint.base_url.rsplit("/", 2)[0]
-        other = Endpoint(f"{base}/{'x' * 22}/v1")
+        other = PolicyEndpoint(f"{base}/{'x' * 22}/v1")
         good = {"messages": [user("q")]}
         found.extend(
             [
@@ -166,7 +168,7 @@ def test_strangers_are_refused_and_the_episode_goes_on() -> None:
 # --- ends ---------------------------------------------------------------------------------------
 
 
-def keeps_on(endpoint: Endpoint, catches: bool = False) -> float | None:
+def keeps_on(endpoint: PolicyEndpoint, catches: bool = False) -> float | None:
     messages, turns = [user("q")], 0
     while True:
         try:

@@ -21,7 +21,7 @@ from groupwise.envs.chat_requests import (
     error_of,
     turn_message,
 )
-from groupwise.envs.endpoint import Claimable, Endpoint, EndpointServer, Line, Pending
+from groupwise.envs.endpoint import Claimable, EndpointServer, Pending, PolicyEndpoint, ProgramLine
 from groupwise.envs.environment import Call, Observation
 from groupwise.envs.tool_calls import Asked
 from groupwise.envs.toolbox import Readers, within
@@ -56,7 +56,7 @@ class Led(AsyncEnvironment):
         self.pending: Pending | None = None
         self.calls_made: tuple[Call, ...] = ()  # in the last turn
         self.turns = 0
-        self.endpoint: Endpoint | None = None
+        self.endpoint: PolicyEndpoint | None = None
 
     def begin(self, row: Mapping[str, Any]) -> None:
         """Open an address, and let somebody know of it."""
@@ -65,8 +65,8 @@ class Led(AsyncEnvironment):
         self.ending: asyncio.Future[Any] = self.loop.create_future()
         self.endpoint = server_at(self.port).open(self.line())
 
-    def line(self) -> Line:
-        return Line(self._soon(lambda pending: self.requests.put_nowait(pending)))
+    def line(self) -> ProgramLine:
+        return ProgramLine(self._soon(lambda pending: self.requests.put_nowait(pending)))
 
     def _soon(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return the same for other threads."""
@@ -159,7 +159,7 @@ class Led(AsyncEnvironment):
                 pending.send(400, error_of(OVER))
 
 
-class Program(Led):
+class ProgramWorld(Led):
     """A function that is called with the row's columns and an endpoint, and returns a reward."""
 
     def __init__(
@@ -209,8 +209,8 @@ class Outside(Led):
         super().__init__(readers)
         self.port, self.patience = port, patience
 
-    def line(self) -> Line:
-        return Line(super().line().ask, self._soon(self.ended))
+    def line(self) -> ProgramLine:
+        return ProgramLine(super().line().ask, self._soon(self.ended))
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         """Wait for a program, however long it takes, and then for its first request."""
