@@ -1016,7 +1016,8 @@ method(
     breaks="a state that one answer visits twice is compared with itself",
     reach_for="environments with few states",
     note="[V] equal states of one group are compared [H]; Trinity and ROLL compare across prompts. Trinity"
-    " has γ = 1 and centres alone (scale='none'). Needs state_NT, which no run gives yet: from Python.",
+    " has γ = 1 and centres alone (scale='none'). States are equal by the environment's name for them, or else by"
+    " what the policy has just been told.",
 )  # fmt: skip
 
 method(
@@ -1027,7 +1028,7 @@ method(
     breaks="made for one call and one answer",
     reach_for="one search or calculation before an answer",
     note="[V] release; the first result is where the first token of others stands [H], there a tag in a"
-    " message. From Python.",
+    " message. The turn's reward is that of the first turn, the outcome's all others.",
 )  # fmt: skip
 
 method(

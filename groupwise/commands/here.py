@@ -49,7 +49,7 @@ def next_steps(
     """Return the commands that come next, from the newest run and configuration."""
     if not runs and not fresh:
         return [
-            ("groupwise init mine.toml", "four questions, and a configuration of your own"),
+            ("groupwise init mine.toml", "five questions, and a configuration of your own"),
             ("groupwise train steps=50", "a small model learns to add, on the CPU, in a minute"),
             ("groupwise doctor", "what this machine has, and what is missing for what"),
         ]

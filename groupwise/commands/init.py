@@ -1,4 +1,4 @@
-"""`groupwise init`: four questions, or flags, and a commented configuration that runs."""
+"""`groupwise init`: five questions, or flags, and a commented configuration that runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.commands import machine
+from groupwise.commands.init_turns import (
+    GAMES,
+    NO_TURNS,
+    files_of,
+    line,
+    refused_turns,
+    rewards,
+    turn_lines,
+)
 from groupwise.commands.shared import warn
 from groupwise.errors import ConfigError, GroupwiseError
 
 # And the reward that fits.
-GENERATORS = {"arithmetic": "number", "chain": "number", "countdown": "countdown"}
-TINY_TOKENS = {"chain": 28, "countdown": 16}  # of an answer; 4 are enough for a number
+GENERATORS = {"arithmetic": "number", "chain": "number", "countdown": "countdown",
+              **dict.fromkeys(GAMES, "environment")}  # fmt: skip
+# Of an answer, or of all turns of a game; 4 are enough for a number.
+TINY_TOKENS = {"chain": 28, "countdown": 16, "guess": 80, "wordle": 48, "tictactoe": 16}
 TINY = "tiny"
 # Parameters, and the rate that a model of at most so many takes when all its weights are trained.
 RATES = ((3e8, "1e-5"), (1e9, "5e-6"), (3e9, "3e-6"))
@@ -37,7 +48,14 @@ QUESTIONS = (
         "tiny (made here).",
     ),
     InitQuestion(
-        "data", "Which prompts? A file with prompts and answers, arithmetic, chain, or countdown."
+        "data",
+        "Which prompts? A file with prompts and answers, arithmetic, chain, countdown, or a game: "
+        f"{', '.join(GAMES)}.",
+    ),
+    InitQuestion(
+        "turns",
+        "Who answers between turns? none; tools: calculator, python, search(folder='FOLDER'); "
+        "tries, which says right or wrong; or your file.py:Class. Games have their own.",
     ),
     InitQuestion("reward", "What is right? number, exact, countdown, or your file.py:function."),
     InitQuestion("device", "Where? auto (a GPU if there is one), cpu or cuda."),
@@ -47,7 +65,7 @@ QUESTIONS = (
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "init",
-        help="ask four questions, write a configuration",
+        help="ask five questions, write a configuration",
         example="groupwise init mine.toml --model tiny --data arithmetic",
     )
     parser.add_argument("path", nargs="?", default="groupwise.toml", help="default: groupwise.toml")
@@ -85,7 +103,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def complete(given: dict[str, str]) -> dict[str, str]:
-    """Return all four answers: given, asked for on a terminal, or by default (which is said)."""
+    """Return all answers: given, asked for on a terminal, or by default (which is said)."""
     answers = dict(given)
     for question in QUESTIONS:
         if question.key in answers:
@@ -107,6 +125,10 @@ def default(key: str, answers: dict[str, str]) -> str:
         return TINY
     if key == "data":
         return "arithmetic"
+    if key == "turns":
+        return answers["data"] if answers["data"] in GAMES else NO_TURNS
+    if key == "reward" and rewards(answers["turns"]):
+        return "environment"
     if key == "reward":
         return GENERATORS.get(answers["data"], "row" if ":" in answers["data"] else "number")
     return "cpu" if answers["model"] == TINY else "auto"
@@ -136,6 +158,8 @@ def check_answer(key: str, answer: str) -> None:
 
     if key == "device":
         checked(key, FIELDS["model.device"], answer)
+    if key == "turns" and (why := refused_turns(answer)):
+        raise ConfigError(why)
     if key == "reward" and ".py:" not in answer:
         from groupwise.graders.rubric import Grader
 
@@ -157,6 +181,7 @@ def missing(answers: dict[str, str]) -> list[str]:
     named = ["" if model == TINY or names_model(model) else model]
     named.append("" if generated(data) or names_data(data) else data.rpartition(":")[2])
     named.append(reward.rpartition(":")[0] if ".py:" in reward else "")
+    named += files_of(answers.get("turns", NO_TURNS))
     return [name for name in named if name and not there(name)]
 
 
@@ -180,39 +205,40 @@ def configuration(answers: dict[str, str]) -> str:
     lines = [
         "# What you set here is what runs. `groupwise train FILE --dry-run` prints the rest.",
         "",
-        _line(f"prompts_per_step = {prompts}", "these two set the batch; the rest follows"),
-        _line("group_size = 8", "completions of each prompt"),
+        line(f"prompts_per_step = {prompts}", "these two set the batch; the rest follows"),
+        line("group_size = 8", "completions of each prompt"),
         "steps = 200",
         "",
         "[recipe]",
-        _line('name = "dr_grpo"', "`groupwise recipes --choose` finds the one for your task"),
-        _line(f"aggregation.length = {tokens}", "the same as engine.max_tokens"),
+        line('name = "dr_grpo"', "`groupwise recipes --choose` finds the one for your task"),
+        line(f"aggregation.length = {tokens}", "the same as engine.max_tokens"),
         "",
         "[model]",
         f"path = {toml(model)}",
         f"device = {toml(device)}",
-        _line('dtype = "auto"', "bfloat16 on a GPU that has it, else float32"),
+        line('dtype = "auto"', "bfloat16 on a GPU that has it, else float32"),
         "",
         "[data]",
         f"train = {toml(data)}",
         *_data_lines(model, data),
+        *turn_lines(answers["turns"], tiny=tiny),
         "",
         "[reward.parts]",
-        _line(f"{toml(answers['reward'])} = 1.0", "its weight; more parts add up"),
+        line(f"{toml(answers['reward'])} = 1.0", "its weight; more parts add up"),
         "",
         "[engine]",
-        _line(f"max_tokens = {tokens}", "of an answer; longer ones are cut off"),
+        line(f"max_tokens = {tokens}", "of an answer, all turns; longer ones are cut off"),
         "",
         "[optim]",
         *_rate_lines(model),
         "warmup_steps = 10",
         "",
         "[eval]",
-        _line("every = 20", "steps; also before the first and after the last"),
-        _line("temperature = 1.0", "as in training; 0 is greedy"),
+        line("every = 20", "steps; also before the first and after the last"),
+        line("temperature = 1.0", "as in training; 0 is greedy"),
         "",
         "[checkpoint]",
-        _line("every_seconds = 600", "a run that was killed goes on from here, to the same bits"),
+        line("every_seconds = 600", "a run that was killed goes on from here, to the same bits"),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -222,11 +248,13 @@ def _data_lines(model: str, data: str) -> list[str]:
 
     found = []
     if data == "arithmetic":
-        found.append(_line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
+        found.append(line("options = { digits = 1, terms = 3 }", "7+5+9= -> 21"))
+    if data == "guess" and model == TINY:
+        found.append(line("options = { guesses = 4 }", "of the rounds that its start is shown"))
     if not generated(data):
-        found.append(_line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
+        found.append(line("holdout_share = 0.05", "for accuracy; or eval = a file of its own"))
     if model != TINY and has_chat_template(model):
-        found.append(_line('template = "chat"', "the model's own, applied once"))
+        found.append(line('template = "chat"', "the model's own, applied once"))
         if data in GENERATORS:
             found.append(f"instruction = {toml(INSTRUCTION)}")
     return found
@@ -235,12 +263,12 @@ def _data_lines(model: str, data: str) -> list[str]:
 def _rate_lines(model: str) -> list[str]:
     """Return the learning rate with its comment: small models take larger steps."""
     if model == TINY:
-        return [_line("learning_rate = 7e-4", "so small a model takes large steps")]
+        return [line("learning_rate = 7e-4", "so small a model takes large steps")]
     count = parameters(model)
     rate = LARGE if count is None else next((r for most, r in RATES if count <= most), LARGE)
     why = "of a size not known: the rate of large ones" if count is None else f"for {_size(count)}"
     return [
-        _line(f"learning_rate = {rate}", f"{why}; smaller models take larger steps"),
+        line(f"learning_rate = {rate}", f"{why}; smaller models take larger steps"),
         "# With adapter.rank above 0, where few weights learn, take ten times as much.",
     ]
 
@@ -264,10 +292,6 @@ def parameters(model: str) -> float | None:
 
 def _size(count: float) -> str:
     return f"{count / 1e9:.2g}B parameters" if count >= 1e9 else f"{count / 1e6:.3g}M parameters"
-
-
-def _line(setting: str, comment: str) -> str:
-    return f"{setting:<34} # {comment}"
 
 
 def has_chat_template(name: str) -> bool:

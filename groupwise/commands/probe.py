@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from groupwise.probing.advice import Advice
     from groupwise.probing.findings import SettingFigures
     from groupwise.probing.probe import PreparedProbe, Probe
+    from groupwise.records import Episode
 
 BAR = 40  # characters of the longest bar
 SHOWN = 160  # characters of an example's end
@@ -136,6 +137,7 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
                         "completion": rollout.text,
                         "tokens": rollout.completion.own_length,
                         "finish": rollout.completion.finish,
+                        **_episode(rollout.completion.episode),
                         "reward": rollout.grade.reward,
                         "passed": made.passing.passed(rollout.grade),
                         "parts": dict(rollout.grade.parts),
@@ -145,6 +147,12 @@ def write(out: Path, made: Probe, data: dict[str, Any]) -> None:
                     file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     except OSError as error:
         raise ConfigError(f"{out} can't be written: {error}. Choose another place.") from None
+
+
+def _episode(episode: Episode | None) -> dict[str, Any]:
+    if episode is None:
+        return {}
+    return {"stop": episode.stop, "turns": len(episode.turns), "messages": episode.messages}
 
 
 # --- while it runs ----------------------------------------------------------------------------
@@ -201,6 +209,7 @@ def text(made: Probe, advice: Advice, width: int) -> str:
     lines += ["", f"useful groups by size, {first.name}", *useful_bars(first)]
     lines += ["", f"tokens of an answer, at most {config.engine.max_tokens}"]
     lines += [_lengths(found) for found in made.findings]
+    lines += [line for found in made.findings for line in _episodes(found)]
     if first.passing.value < 0.1:
         lines += ["", "one that does not pass", *_example(first.example, width)]
     lines += ["", *(verdict.text for verdict in advice.verdicts)]
@@ -269,6 +278,17 @@ def _percent(share: float) -> str:
 def _lengths(found: SettingFigures) -> str:
     values = "  ".join(f"{name} {number}" for name, number in found.lengths.items())
     return f"  {found.name}: {values}  cut off {found.truncated_share:.0%}"
+
+
+def _episodes(found: SettingFigures) -> list[str]:
+    """Say why episodes ended; nothing where nobody answered the policy."""
+    if found.turns is None:
+        return []
+    from groupwise.watch.episodes import ends_in_words
+
+    useful = f"{_interval(found.signal)} of the groups would teach something"
+    ends = ", ".join(ends_in_words(found.stops))
+    return ["", f"episodes of {found.turns:.1f} turns, {found.name}; {useful}", f"  ended {ends}"]
 
 
 def _example(example: dict[str, Any], width: int) -> list[str]:

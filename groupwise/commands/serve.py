@@ -1,4 +1,6 @@
-"""`groupwise serve`: a model as an OpenAI-compatible endpoint, for judges and for a quick look."""
+"""`groupwise serve`: a model as an OpenAI-compatible endpoint, for judges and for a quick look; or
+a training run, for programs that lead its episodes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from groupwise.commands import serve_run
 from groupwise.commands.shared import say, start_pytorch, warn
 from groupwise.common.callers import is_loopback, shown
 from groupwise.errors import ConfigError
@@ -18,12 +21,20 @@ DTYPES = ("auto", "bfloat16", "float32", "float16")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
-        help="a model as an OpenAI-compatible endpoint, on this machine",
+        help="a model, or a training run, as an OpenAI-compatible endpoint on this machine",
+        usage="groupwise serve MODEL [--host HOST] [--port PORT] [--name NAME] [--device DEVICE] "
+        "[--dtype DTYPE] [--slots N]\n       groupwise serve CONFIG.toml [KEY=VALUE ...] "
+        "[--port PORT] [--run DIR]",
         example="groupwise serve runs/tiny --port 8000",
     )
     parser.add_argument(
-        "path", metavar="MODEL", help="a folder, a .gguf file, an id, an adapter or a run"
+        "path",
+        metavar="MODEL",
+        help="a folder, a .gguf file, an id, an adapter or a run; a configuration (.toml) trains, "
+        "and programs lead its episodes (docs/turns.md)",
     )
+    parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help="settings of a training run")
+    parser.add_argument("--run", metavar="DIR", help="of a training run; default as in `train`")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -48,6 +59,13 @@ def _key() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    if serve_run.is_training(args.path):
+        return serve_run.run(args)
+    if args.items or args.run:
+        raise ConfigError(
+            f"{(args.items or ['--run'])[0]} is for a training run, and {args.path} is no "
+            "configuration (.toml). Leave it out."
+        )
     start_pytorch()
     import torch
 

@@ -26,7 +26,18 @@ from groupwise.evaluate.statistics import ALPHA, POWER, Difference
 FORMAT = 1
 SCORES = ("final", "area")
 # What an arm of which no run finished, and a pair of which one seed did, have no value of.
-MEASURED = ("start", "final", "area", "steps", "tokens", "seconds", "length", "entropy", "curves")
+MEASURED = (
+    "start",
+    "final",
+    "area",
+    "steps",
+    "tokens",
+    "seconds",
+    "length",
+    "entropy",
+    "episodes",
+    "curves",
+)
 TESTED = ("difference", "low", "high", "p", "p_uncorrected", "separable", "stderr", "stderr_seeds",
           "stderr_tasks", "level", "smallest_visible", "seeds_needed", "tasks_needed")  # fmt: skip
 
@@ -99,9 +110,23 @@ def _arm(
             else None
             for name in measures
         },
+        "episodes": _episodes(runs),
         "curves": curves(plan, runs),
     }
     return found
+
+
+def _episodes(runs: Sequence[RunOutcome]) -> dict[str, Any] | None:
+    """Return how episodes ended, and how many groups taught; None where nobody answered."""
+    if not any(one.stops for one in runs):
+        return None
+    names = sorted({name for one in runs for name in one.stops})
+    dead = [x for one in runs if (x := one.ends.get("groups/dead_share")) is not None]
+    return {
+        "stops": {name: _mean([one.stops.get(name, 0.0) for one in runs]) for name in names},
+        "turns": _mean([one.ends["turns/mean"] for one in runs]),
+        "useful_groups": 1 - _mean(dead) if dead else None,
+    }
 
 
 def _estimate(values: Sequence[float], share: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from groupwise.training.continuing import finished
 GRID = 48  # stretches of the budget that curves are drawn over
 LAST = 0.1  # of a run: the share over which what it measured at its end is the mean
 NO_MATTER = ("checkpoint.", "watch.")  # settings that no result depends on
+STOP = "turns/stop/"  # in the names of metrics
 CURVES = {"entropy": "entropy/mean", "length": "length/sampled_mean"}  # of training, by step
 
 Array = npt.NDArray[np.float64]
@@ -49,6 +50,7 @@ class RunOutcome:
     # Runs that did not keep what each task gave have none of these:
     areas: tuple[float | None, ...] = ()  # the area of each held-out task
     by_task: dict[str, list[float | None]] = field(default_factory=dict)  # of the last evaluation
+    stops: dict[str, float] = field(default_factory=dict)  # shares of episodes, in its last steps
 
     @property
     def start(self) -> float:
@@ -113,6 +115,7 @@ def outcome(path: Path, job: Job, budget: ArmBudget, summary: Mapping[str, Any])
         scores=tuple(summary.get("scores_after", ())),
         areas=_areas(evaluations, points, f"eval/{measure}", budget),
         by_task=_last_by_task(evaluations, points),
+        stops=_stops(lines),
         steps=last["step"],
         tokens=last.get("cost/tokens", 0),
         seconds=last["seconds"],
@@ -201,14 +204,29 @@ def _ends(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     A step may lack one (no wrong answer has a length). What none of these steps has is not there:
     what it was before is not how the run ended.
     """
-    steps = [line for line in lines if line["step"] > 0]
     known: dict[str, list[float]] = {}
-    for line in steps[-max(1, round(LAST * len(steps))) :]:
+    for line in _last(lines):
         for name, value in line.items():
             if isinstance(value, int | float):
                 known.setdefault(name, []).append(value)
     evaluated = {name: values[-1:] for name, values in known.items() if name.startswith("eval/")}
     return {name: sum(values) / len(values) for name, values in (known | evaluated).items()}
+
+
+def _last(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the last tenth of the steps."""
+    steps = [line for line in lines if line["step"] > 0]
+    return steps[-max(1, round(LAST * len(steps))) :]
+
+
+def _stops(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return why episodes ended in the last tenth of the steps. What a step lacks was no end."""
+    own = [line for line in _last(lines) if "turns/mean" in line]
+    names = sorted({name for line in own for name in line if name.startswith(STOP)})
+    return {
+        name.removeprefix(STOP): sum(line.get(name, 0.0) for line in own) / len(own)
+        for name in names
+    }
 
 
 # --- curves at equal places -------------------------------------------------------------------

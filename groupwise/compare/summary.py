@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.common.progress import clock
+from groupwise.watch.episodes import ends_in_words
 
 MANY_SEEDS = 1_000  # beyond that, advice is no advice
 NOTHING_VISIBLE = "this design could have seen no difference at all"
@@ -13,7 +14,8 @@ NOTHING_VISIBLE = "this design could have seen no difference at all"
 
 def text(found: Mapping[str, Any]) -> str:
     """Return the table, then what can be told apart and what can't."""
-    lines = [*table(found), "", *verdicts(found), *measured(found), *warnings(found)]
+    lines = [*table(found), *episodes(found), "", *verdicts(found), *measured(found)]
+    lines += warnings(found)
     lines += ["", correction(found)] if correction(found) else []
     if any(pair["seeds_needed"] for pair in found["pairs"]):
         lines += ["The same command with more --seeds keeps these runs and adds to them."]
@@ -91,6 +93,20 @@ def table(found: Mapping[str, Any]) -> list[str]:
     starts = [arm["start"] for arm in found["arms"] if arm["seeds"]]
     before = f"; before training {_value(starts[0], found['measure'])}" if starts else ""
     return [*made, f"{budget} a run{before}; ±: one standard error over seeds"]
+
+
+def episodes(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each arm with environments: why episodes ended, which groups taught."""
+    lines = []
+    for arm in found["arms"]:
+        own = arm.get("episodes")
+        if own is None:
+            continue
+        ends = ", ".join(ends_in_words(own["stops"]))
+        taught = own["useful_groups"]
+        shown = "" if taught is None else f"; {taught:.0%} of the groups taught something"
+        lines.append(f"{arm['name']}: {own['turns']:.1f} turns; episodes ended {ends}{shown}")
+    return ["", "In the last tenth of the steps:", *lines] if lines else []
 
 
 def _estimate(estimate: Mapping[str, Any], measure: str) -> str:

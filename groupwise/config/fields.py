@@ -431,7 +431,7 @@ class Train:
 
 # Ways in which an episode ends.
 EpisodeEnd = Literal["answered", "done", "max_turns", "max_calls", "own_tokens", "context",
-                     "timeout", "error"]  # fmt: skip
+                     "timeout", "error", "branched"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -466,10 +466,10 @@ class TurnSettings:
     episode_timeout: Positive = 600.0  # seconds that the calls of an episode may take in all
     workers: Whole = 0  # processes that environments run in; 0: one a core
     # ways to end that count as cut off (see overlong): answered, done, max_turns, max_calls,
-    # own_tokens, context, timeout, error
+    # own_tokens, context, timeout, error, branched
     truncated: tuple[EpisodeEnd, ...] = ("max_turns", "max_calls", "own_tokens", "context")
     # ways to end that leave an episode without reward: nobody learns from it
-    left_out: tuple[EpisodeEnd, ...] = ("timeout", "error")
+    left_out: tuple[EpisodeEnd, ...] = ("timeout", "error", "branched")
 
     @property
     def used(self) -> bool:

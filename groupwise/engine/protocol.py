@@ -94,6 +94,10 @@ class Request:
     # the most tokens of a completion, where that is fewer than `Sampling.max_tokens`; 0: those. As
     # with `begun`, an engine that does not look at it is cut
     limit: int = 0
+    # Of a conversation: the lengths of the prompts before, all of which this one begins with; and
+    # whether a later one will begin with this. Engines may keep what they have computed of them.
+    grown: tuple[int, ...] = ()
+    goes_on: bool = False
 
     @property
     def begun_ids(self) -> tuple[int, ...]:

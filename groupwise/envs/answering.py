@@ -29,6 +29,7 @@ class AsyncEnvironment(ABC):
     concurrent = False
     calls = 1  # in one step, each with the time of one
     guards_itself = False  # keeps the time of its calls, and answers one that is too slow
+    claimed = False  # begins when somebody outside claims it, all in one process
 
     async def prepare(self) -> None:
         """Find out what only asking tells, such as the tools of a server; called before `reset`."""

@@ -61,8 +61,8 @@ def chat_turns(
         raise ModelError(tokenizer.no_template)
     if tools and not calls:
         check_tools(tokenizer.template, name)
-        calls = family(tokenizer.template, tokenizer.backend.get_vocab(with_added_tokens=True))
-    found = ChatTurns(tokenizer, tools, name, calls or "tags", keep_thoughts)
+    calls = calls or _calls_of(tokenizer, refuse=bool(tools))
+    found = ChatTurns(tokenizer, tools, name, calls, keep_thoughts)
     found.marks.check(name)
     for role in roles or (("tool",) if tools else ("user",)):
         found.check(role)
@@ -101,6 +101,8 @@ class ChatTurns:
     ) -> tuple[int, ...]:
         """Return the first prompt, which ends where the policy's first turn begins."""
         self._see_system(messages)
+        if tools and not self.tools:  # of a program, which shows them when it asks
+            check_tools(self.tokenizer.template or "", self.name)
         ids = self.marks.encode(self.render(messages, tools or self.tools))
         bos = self.tokenizer.bos_id
         if bos is not None and ids[:2] == [bos, bos]:
@@ -279,6 +281,16 @@ MEND = (
     "Give the model a template (chat_template.jinja) that only ever adds at the end, or let the "
     "environment speak in another role."
 )
+
+
+def _calls_of(tokenizer: Tokenizer, *, refuse: bool) -> str:
+    """Return how a template's tools are called. Without tools, a program's may come later."""
+    try:
+        return family(tokenizer.template or "", tokenizer.backend.get_vocab(with_added_tokens=True))
+    except ModelError:
+        if refuse:
+            raise
+        return "tags"
 
 
 def _common(one: str, other: str) -> int:

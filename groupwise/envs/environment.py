@@ -32,6 +32,9 @@ class Observation:
     reward: float | None = None  # of the turn that it answers; None: nothing is said of this turn
     done: bool = False  # the episode ends here: no message of it is read any more
     calls: tuple[Call, ...] = ()  # what the turn called, in its order
+    # Of a program that asks the policy itself: its first words are the whole prompt, and these are
+    # the tools that it shows. None: they stand behind the row's prompt.
+    tools: tuple[Mapping[str, Any], ...] | None = None
 
 
 class Environment(ABC):

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -22,6 +23,7 @@ from groupwise.envs.shapes.by_column import ByColumn, MadeOfRow
 from groupwise.envs.shapes.gymnasium import Gymnasium, TextArena, is_gymnasium, is_textarena
 from groupwise.envs.shapes.mcp import PREFIX, MCPTools
 from groupwise.envs.shapes.openenv import OpenEnv, is_openenv
+from groupwise.envs.shapes.programs import Outside, ProgramWorld, is_program
 from groupwise.envs.shapes.texts import House, SkyRL
 from groupwise.envs.shapes.tinker import Tinker, is_tinker
 from groupwise.envs.shapes.tools import MethodTools, WithTools, has_method_tools, methods_of
@@ -44,6 +46,7 @@ SHAPES = """
   reset, step(self, action: Action), state (OpenEnv)
   async initial_observation, step (tinker)
   MultiTurnEnv or ToolEnv (verifiers)
+  def solve(endpoint, **row) -> reward, which asks the policy at endpoint.base_url
   a subclass of groupwise.envs.environment.Environment
 """.rstrip()
 
@@ -109,6 +112,13 @@ class Maker:
                 f"{self.setup.environment} is an object of {type(found).__name__}, and each "
                 "episode needs one of its own. Name its class, or a function that makes one."
             )
+        if found is Outside:
+            made: AsyncEnvironment = _called(
+                partial(Outside, self.reader, self.setup.timeout), self.options
+            )
+            return made
+        if is_program(found):
+            return ProgramWorld(found, self.options, self.reader)
         if inspect.isroutine(found) and "row" in inspect.signature(found).parameters:
             return MadeOfRow(found, self.recognised, self.options)
         return self.recognised(_called(found, self.options))

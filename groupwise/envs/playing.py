@@ -14,6 +14,7 @@ from typing import Any
 
 from groupwise.engine.answers import check_answer, check_tickets, cut
 from groupwise.engine.protocol import Engine, Request, Sampling, Stream, Wrote, turn_stream
+from groupwise.envs.environment import Observation
 from groupwise.envs.episodes import (
     Ends,
     EpisodeLimits,
@@ -29,7 +30,7 @@ from groupwise.envs.turn_template import TurnTemplate
 from groupwise.envs.worlds import Answered, Fault, Worlds
 from groupwise.errors import WorldError
 from groupwise.model.formats.tokenizer import Tokenizer
-from groupwise.records import Completion, Message
+from groupwise.records import Completion
 
 PATIENCE = 1.0  # seconds of waiting for environments at a time, where nothing is to be sampled
 NUMBERS = count()  # of episodes: none comes twice in a process
@@ -43,7 +44,7 @@ class StartingPrompt:
     row: Mapping[str, Any]  # of the data, for the environment
     prompt_id: int
     draw: int
-    opening: Callable[[Sequence[Message]], tuple[int, ...]]  # first prompt, by the first words
+    opening: Callable[[Observation], tuple[int, ...]]  # first prompt, by the first words
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Seat:
     begun: Answered | Fault | None = None
     row: EpisodeRow = field(default_factory=lambda: EpisodeRow(()))
     play: Play | None = None  # once it has begun
+    prompts: list[int] = field(default_factory=list)  # lengths of those that it has asked with
+    first: Completion | None = None  # the first turn, where it was written before it has begun
     completion: Completion | None = None  # once it is over
 
 
@@ -77,6 +80,7 @@ class Table:
     number: int  # of the prompt
     start: StartingPrompt
     seats: list[Seat] = field(default_factory=list)
+    prompt: tuple[int, ...] = ()  # that all of them begin with, once it is known
 
     @property
     def played(self) -> Played | None:
@@ -162,8 +166,19 @@ class Players:
                 self._go_on(seat, self._in_time(seat, answer))
                 continue
             seat.begun = self._fit_to_begin(seat, answer)
-            if all(each.begun is not None for each in seat.table.seats):
+            if seat.table.prompt:
+                _first_words(seat.table)  # which are the same
+                self._sit_down(seat)
+            elif self._may_open(seat.table):
                 self._open(seat.table)
+
+    def _may_open(self, table: Table) -> bool:
+        """Tell whether it is known what the episodes of a prompt begin with: all have begun, or one
+        has that others wait for.
+        """
+        begun = [seat.begun for seat in table.seats if seat.begun is not None]
+        early = self.worlds.claimed and any(isinstance(each, Answered) for each in begun)
+        return early or len(begun) == len(table.seats)
 
     def _fit_to_begin(self, seat: Seat, answer: Answered | Fault) -> Answered | Fault:
         if isinstance(answer, Answered) and answer.observation.done:
@@ -196,17 +211,32 @@ class Players:
                 "turns.context). Shorten what `reset` says, or drop long prompts with "
                 "data.max_prompt_tokens."
             )
+        table.prompt = prompt
         for seat in table.seats:
-            assert seat.begun is not None
             seat.row = EpisodeRow(prompt)
-            seat.play = play(seat.row, seat.begun, self.ends, self.template.bridge)
-            next(seat.play)  # it wishes to write its first turn
+            if seat.begun is not None:
+                self._sit_down(seat)
         most = self.ends.room(table.seats[0].row)
         limit = most if most < self.sampling.max_tokens else 0
         asked = Request(
-            prompt, len(table.seats), start.prompt_id, start.draw, self.stream, limit=limit
+            prompt,
+            len(table.seats),
+            start.prompt_id,
+            start.draw,
+            self.stream,
+            limit=limit,
+            goes_on=limits.turns > 1,
         )
         self.wished.append((asked, table.seats))
+
+    def _sit_down(self, seat: Seat) -> None:
+        """Begin the conversation of an episode whose environment has begun."""
+        assert seat.begun is not None
+        seat.play = play(seat.row, seat.begun, self.ends, self.template.bridge)
+        next(seat.play)  # it wishes to write its first turn
+        seat.prompts = [len(seat.row.prompt)]
+        if seat.first is not None:
+            self._go_on(seat, seat.first)
 
     def _go_on(self, seat: Seat, reply: Reply) -> None:
         """Tell an episode what it waited for, and see to what it waits for next."""
@@ -223,7 +253,17 @@ class Players:
         elif isinstance(wish, Write):
             start = seat.table.start
             stream = turn_stream(self.stream, seat.sample, wish.turn)
-            asked = Request(wish.prompt, 1, start.prompt_id, start.draw, stream, limit=wish.limit)
+            asked = Request(
+                wish.prompt,
+                1,
+                start.prompt_id,
+                start.draw,
+                stream,
+                limit=wish.limit,
+                grown=tuple(seat.prompts),
+                goes_on=wish.turn + 1 < self.ends.limits.turns,
+            )
+            seat.prompts.append(len(wish.prompt))
             self.wished.append((asked, [seat]))
         else:
             self.worlds.finish(seat.number)
@@ -246,24 +286,30 @@ class Players:
             written = [cut(each, request.most(self.sampling)) for each in group]
             check_answer(self.engine, request, self.sampling, written)
             for seat, turn in zip(seats, written, strict=True):
-                self._go_on(seat, turn)
+                if seat.play is None:
+                    seat.first = turn
+                else:
+                    self._go_on(seat, turn)
 
 
-def _first_words(table: Table) -> Sequence[Message]:
+def _first_words(table: Table) -> Observation:
     """Return what all environments of a prompt begin with; refuse where they differ."""
-    known = [seat.begun.observation.messages for seat in table.seats
-             if isinstance(seat.begun, Answered)]  # fmt: skip
-    other = next((said for said in known if said != known[0]), None)
+    known = [seat.begun.observation for seat in table.seats if isinstance(seat.begun, Answered)]
+    first = known[0] if known else Observation()
+    asked = first.messages, first.tools
+    other = next((said for said in known if (said.messages, said.tools) != asked), None)
     if other is not None:
         raise WorldError(
-            f"The environment begins row {table.start.prompt_id} in two ways, {_short(known[0])} "
+            f"The environment begins row {table.start.prompt_id} in two ways, {_short(first)} "
             f"and {_short(other)}: answers to different prompts can't be compared with each other. "
             "Draw what is random in `reset` by the row alone (from a column `seed`), and share "
             "nothing between episodes."
         )
-    return known[0] if known else ()
+    return first
 
 
-def _short(messages: Sequence[Message], width: int = 80) -> str:
-    text = " ".join(str(message.get("content")) for message in messages)
+def _short(said: Observation, width: int = 80) -> str:
+    text = " ".join(str(message.get("content")) for message in said.messages)
+    if said.tools:
+        text += f" with {len(said.tools)} tools"
     return repr(text if len(text) <= width else f"{text[:width]}...")

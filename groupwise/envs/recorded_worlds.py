@@ -57,8 +57,8 @@ def replies(episode: Episode) -> list[Answered | Fault]:
     The first words are not among it: they stand in the recorded prompt.
     """
     heard = heard_of(episode.messages)
-    fault = Fault("timeout" if episode.stop == "timeout" else "error", episode.reason)
-    if episode.failed and len(heard) == 1 and not heard[0] and episode.turns[0].state is None:
+    fault = _fault(episode)
+    if episode.broke_off and len(heard) == 1 and not heard[0] and episode.turns[0].state is None:
         return [fault]  # before the first turn; or, with the same row, in answer to it
     found: list[Answered | Fault] = [Answered(Observation(), episode.turns[0].state)]
     states = [turn.state for turn in episode.turns[1:]] + [None]
@@ -67,9 +67,13 @@ def replies(episode: Episode) -> list[Answered | Fault]:
         calls = tuple(_called(x) for x in turn.calls)
         over = last and episode.stop == "done"
         answer = Answered(Observation(tuple(said), turn.reward, over, calls), state)
-        broke = last and episode.failed and not said and turn.reward is None and not calls
+        broke = last and episode.broke_off and not said and turn.reward is None and not calls
         found.append(fault if broke else answer)
     return found
+
+
+def _fault(episode: Episode) -> Fault:
+    return Fault(cast(Any, episode.stop if episode.broke_off else "error"), episode.reason)
 
 
 def _called(call: CalledTool) -> Call:
@@ -78,8 +82,8 @@ def _called(call: CalledTool) -> Call:
 
 def ending(episode: Episode) -> Answered | Fault:
     """Return what an environment said of the whole episode."""
-    if episode.failed:
-        return Fault("timeout" if episode.stop == "timeout" else "error", episode.reason)
+    if episode.broke_off:
+        return _fault(episode)
     return Answered(Observation(), outcome=outcome_of(episode))
 
 

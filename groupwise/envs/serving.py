@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from groupwise.common.forked import one_process
 from groupwise.envs.answering import AsyncEnvironment, cut, seed_of
+from groupwise.envs.chat_requests import Branched
 from groupwise.envs.environment import Observation
 from groupwise.envs.loading import Maker, told
 from groupwise.envs.toolbox import MOST_CHARACTERS, TooSlow, within
@@ -42,6 +43,7 @@ class Described:
     concurrent: bool  # many in one process, which wait at the same time
     calls: int  # in one step
     guards_itself: bool
+    claimed: bool
 
 
 def first_limit(timeout: float) -> float:
@@ -166,12 +168,15 @@ class Serving:
     async def _value(self, request: WorldRequest) -> Answered | Fault | Described:
         """Return what an environment says, or how it failed: the boundary to the user's code."""
         began = time.monotonic()
-        limit = self._limit(request)
         try:
-            value = await within(limit, self._called(request))
+            if request.kind == "begin":
+                self.open[request.episode] = self._made()
+            value = await within(self._limit(request), self._called(request))
         except TooSlow:
             said = f"the environment took longer than {self.setup.timeout:g} s and was left"
             value = Fault("timeout", said)
+        except Branched as error:
+            value = Fault("branched", str(error))
         except (Exception, SystemExit) as error:
             value = Fault("error", told(error))
         if isinstance(value, Fault) and (world := self.open.pop(request.episode, None)):
@@ -181,8 +186,9 @@ class Serving:
 
     def _limit(self, request: WorldRequest) -> float:
         world = self.open.get(request.episode)
-        if world is None:
-            return first_limit(self.setup.timeout)
+        if world is None or request.kind == "begin":
+            claimed = world is not None and world.claimed
+            return float("inf") if claimed else first_limit(self.setup.timeout)
         return limit_of(world, self.setup.timeout)
 
     async def _called(self, request: WorldRequest) -> Answered | Described:
@@ -200,7 +206,7 @@ class Serving:
             return Answered(Observation(), outcome=outcome)
 
     async def _begun(self, request: WorldRequest) -> Answered:
-        world = self.open[request.episode] = self._made()
+        world = self.open[request.episode]
         if not world.concurrent:
             limit_memory(WORK_MEMORY)
         seed = seed_of(request.payload)
@@ -221,7 +227,13 @@ class Serving:
         world = self._made()
         try:
             await world.prepare()
-            return Described(tuple(world.tools), world.concurrent, world.calls, world.guards_itself)
+            return Described(
+                tuple(world.tools),
+                world.concurrent,
+                world.calls,
+                world.guards_itself,
+                world.claimed,
+            )
         finally:
             await world.close()
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from groupwise.envs.serving import Described, Reply, WorldRequest, first_limit, limit_of
@@ -85,6 +86,7 @@ class ProcessWorlds(Worlds):
         self.pool = Pool(TARGET, workers=setup.workers, given=given)
         self.selector = selectors.DefaultSelector()
         self.places: set[WorkerPlace] = set()
+        self.coming: deque[Connection] = deque()  # processes that come up while others work
         self.of: dict[int, WorkerPlace] = {}  # by episode
         self.waiting: deque[WaitingCall] = deque()
         self.lost: dict[int, str] = {}  # episodes whose process is gone, and why
@@ -95,7 +97,7 @@ class ProcessWorlds(Worlds):
         except BaseException:
             self.close()
             raise
-        self.tools = self.described.tools
+        self.tools, self.claimed = self.described.tools, self.described.claimed
 
     # --- the seam
 
@@ -146,8 +148,9 @@ class ProcessWorlds(Worlds):
                 return found
 
     def close(self) -> None:
-        for place in self.places:
-            place.worker.pipe.close()
+        for pipe in (*(place.worker.pipe for place in self.places), *self.coming):
+            pipe.close()
+        self.coming.clear()
         self.pool.close()  # kills all of them, with what they have started
         self.selector.close()
         self.places = set()
@@ -179,7 +182,7 @@ class ProcessWorlds(Worlds):
 
     def _place(self) -> WorkerPlace:
         try:
-            worker = self.pool.lease()
+            worker = self._worker()
         except RewardError as error:
             raise WorldError(str(error)) from None
         descriptor = worker.pipe.fileno()
@@ -187,6 +190,19 @@ class ProcessWorlds(Worlds):
         self.places.add(place)
         self.selector.register(descriptor, selectors.EVENT_READ, place)
         return place
+
+    def _worker(self) -> Worker:
+        """Return a process that has come up meanwhile, or else a new one."""
+        while self.coming:
+            with suppress(RewardError):  # one that has died before anybody was in it
+                return self.pool.lease(self.coming.popleft())
+        return self.pool.lease()
+
+    def _start_ahead(self) -> None:
+        """Ask for the processes of episodes that wait, as many as may work at the same time."""
+        begins = sum(call.kind == "begin" for call in self.waiting)
+        for _ in range(min(begins, self.pool.size) - len(self.coming)):
+            self.coming.append(self.pool.ask())
 
     def _end(self, place: WorkerPlace) -> None:
         """Kill a process and what it has started; what its episodes are told is said before."""
@@ -201,6 +217,8 @@ class ProcessWorlds(Worlds):
     def _hand_out(self) -> None:
         """Send what may be sent: everything to event loops, one call to a free worker."""
         kept: deque[WaitingCall] = deque()
+        if not self.described.concurrent:
+            self._start_ahead()
         while self.waiting:
             call = self.waiting.popleft()
             place = self._free(call)
@@ -221,7 +239,7 @@ class ProcessWorlds(Worlds):
         if call.kind != "begin":
             return self.of[call.episode]
         shared = self.described.concurrent
-        if shared and len(self.places) >= self.pool.size:
+        if shared and len(self.places) >= (1 if self.claimed else self.pool.size):
             return min(self.places, key=lambda place: len(place.episodes))
         if not shared and len(self.places) >= MOST_PROCESSES:
             return None

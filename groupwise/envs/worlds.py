@@ -24,7 +24,7 @@ class Answered:
 class Fault:
     """How a call of an environment failed: its episode is over."""
 
-    kind: Literal["error", "timeout"]
+    kind: Literal["error", "timeout", "branched"]
     reason: str
     seconds: float = 0.0
 
@@ -37,6 +37,7 @@ class Worlds(ABC):
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()  # schemas that a chat template shows the policy
+    claimed = False  # episodes begin when others claim them: one may wait for the end of another
 
     @abstractmethod
     def begin(self, episode: int, row: Mapping[str, Any]) -> None:

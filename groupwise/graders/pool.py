@@ -294,14 +294,20 @@ class Pool:
 
     # --- workers
 
-    def lease(self) -> Worker:
-        """Start a worker for whoever talks to it by himself, until `end`."""
-        if os.getpid() != self.owner:
-            self._forget()
-        worker = self._start()
+    def lease(self, coming: Connection | None = None) -> Worker:
+        """Start a worker for whoever talks to it by himself, until `end`; or take one that was
+        asked for.
+        """
+        worker = self._there(coming or self.ask())
         with self.changed:
             self.started += 1
         return worker
+
+    def ask(self) -> Connection:
+        """Ask for a worker to lease, and do not wait for it: several come up at the same time."""
+        if os.getpid() != self.owner:
+            self._forget()
+        return self._asked()
 
     def end(self, worker: Worker) -> None:
         """Kill a leased worker and what it has started."""
@@ -344,6 +350,9 @@ class Pool:
         self._one_less()
 
     def _start(self) -> Worker:
+        return self._there(self._asked())
+
+    def _asked(self) -> Connection:
         mine, theirs = socket.socketpair()
         with self.changed, theirs:
             try:
@@ -351,7 +360,10 @@ class Pool:
             except OSError:  # the forkserver has just died
                 self.forkserver = None
                 socket.send_fds(self._control(), [FORK], [theirs.fileno()])
-        pipe = Connection(mine.detach())
+        return Connection(mine.detach())
+
+    def _there(self, pipe: Connection) -> Worker:
+        """Wait until a worker says that it is there."""
         if not pipe.poll(START_SECONDS):
             raise RewardError(
                 f"No worker for {self.target} in {START_SECONDS:g} s: the machine is overloaded."

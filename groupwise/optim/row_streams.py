@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import DataError
+from groupwise.optim.turn_streams import outcome_rewards, result_starts, states, turn_rewards
 from groupwise.records import Rollout, Task
 
 NONE = float("nan")
@@ -110,4 +111,8 @@ MAKERS: dict[str, Callable[[Sequence[Rollout], Tensor], Tensor]] = {
     "context_tokens_N": lambda rows, mask_NT: _context(rows, mask_NT).float(),
     "turns_N": _turns,
     "reference_reward_NK": _of_reference,
+    "state_NT": states,
+    "result_start_N": result_starts,
+    "turn_reward_N": turn_rewards,
+    "outcome_reward_N": outcome_rewards,
 }

@@ -12,6 +12,7 @@ from groupwise.common.progress import phase
 from groupwise.config import Config
 from groupwise.data.prompts import Wording
 from groupwise.engine.protocol import Done, Engine, Sampling
+from groupwise.envs.environment import Observation
 from groupwise.envs.episodes import EpisodeLimits
 from groupwise.envs.playing import Played, Players, StartingPrompt
 from groupwise.envs.recorded_worlds import RecordedWorlds
@@ -19,7 +20,7 @@ from groupwise.envs.turn_template import TurnTemplate
 from groupwise.envs.worlds import Worlds
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.prepare.rollouts import SampledGroup
-from groupwise.records import Episode, Message, Task
+from groupwise.records import Episode, Task
 
 # By prompt, draw and sample (-1: the likeliest answer): the prompt's tokens, and what was said.
 Conversations = Mapping[tuple[int, int, int], tuple[tuple[int, ...], Episode]]
@@ -122,18 +123,20 @@ class Turns:
 
     def _opening(
         self, task: Task, known: Conversations
-    ) -> Callable[[Sequence[Message]], tuple[int, ...]]:
+    ) -> Callable[[Observation], tuple[int, ...]]:
         prompts = {prompt: ids for (prompt, _, _), (ids, _) in known.items()}
 
-        def opening(first: Sequence[Message]) -> tuple[int, ...]:
+        def opening(first: Observation) -> tuple[int, ...]:
             if task.id in prompts:
                 return prompts[task.id]
+            if first.tools is not None:
+                return tuple(self.template.opening(first.messages, first.tools))
             tools = self.worlds.tools
-            if not first and not tools:
+            if not first.messages and not tools:
                 return task.token_ids  # the prompt as it is without turns
             asked = self.wording(task)
             messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-            return tuple(self.template.opening((*messages, *first), tools))
+            return tuple(self.template.opening((*messages, *first.messages), tools))
 
         return opening
 

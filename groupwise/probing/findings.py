@@ -71,6 +71,8 @@ class SettingFigures:
     abstained: int  # samples that the reward says nothing about
     reason: str  # why they failed, most often
     example: dict[str, Any]  # one that did not pass, or else one that did
+    turns: float | None  # of the policy in an episode; None: nothing answered it
+    stops: dict[str, float]  # shares of all episodes by why they ended, the most frequent first
 
     @property
     def name(self) -> str:
@@ -127,6 +129,8 @@ def finding(sampled: Sampled, passing: PassRule, group: int) -> SettingFigures:
     usual = min(group, max(map(len, rewards)))
     differ = [1 - all_alike(values, usual) for values in rewards if len(values) >= usual]
     ok = [r for g in graded for r in g]
+    episodes = [r.completion.episode for r in rows if r.completion.episode is not None]
+    stops = Counter(episode.stop for episode in episodes)
     parts = {name: _mean([r.grade.parts.get(name) for r in ok]) for name in rows[0].grade.parts}
     formats = [name for name in parts if name.startswith("format(")]
     return SettingFigures(
@@ -151,6 +155,8 @@ def finding(sampled: Sampled, passing: PassRule, group: int) -> SettingFigures:
         abstained=sum(r.grade.status == "abstained" for r in rows),
         reason=_reason(rows),
         example=_example(ok, passing),
+        turns=_mean([len(x.turns) for x in episodes]) if episodes else None,
+        stops={stop: number / len(episodes) for stop, number in stops.most_common()},
     )
 
 

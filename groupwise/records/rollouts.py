@@ -61,7 +61,8 @@ class Episode:
     """How a completion that an environment has answered came to its end, beside its tokens."""
 
     # "answered" without another call, "done" as the environment says, or a limit: "max_turns",
-    # "max_calls", "own_tokens", "context"; or a failure: "timeout", "error"
+    # "max_calls", "own_tokens", "context"; or a failure: "timeout", "error"; or "branched": a
+    # program asked what does not go on from its conversation
     stop: str
     turns: tuple[TurnFacts, ...]  # of the policy, in order
     reward: float | None = None  # of the environment: of turns and whole; None: it gave none
@@ -73,6 +74,11 @@ class Episode:
     def failed(self) -> bool:
         """Return whether the environment failed."""
         return self.stop in ("timeout", "error")
+
+    @property
+    def broke_off(self) -> bool:
+        """Return whether it has no end of its own, so that nothing was said of the whole."""
+        return self.failed or self.stop == "branched"
 
 
 class LearnedRow(NamedTuple):

@@ -13,6 +13,7 @@ from groupwise.config import Config
 from groupwise.errors import RecipeError, RecipeWarning
 from groupwise.methods.composition import Recipe
 from groupwise.optim.roles import apart
+from groupwise.optim.turn_streams import OF_EPISODES
 from groupwise.recipes import recipe as recipe_by_name
 from groupwise.replay.recorded import Record, Recorded
 from groupwise.stages.consequences import anchored
@@ -85,6 +86,8 @@ def check(run: Recorded, method: ReplayMethod, record: Record) -> None:
     """Refuse a recipe that reads what was not recorded, and say what it is for."""
     recipe = method.recipe
     there = set(KNOWN)
+    if any(each.completion.episode for group in record.groups for each in group):
+        there |= set(OF_EPISODES)
     there |= {name for name, column in COLUMNS.items() if column in record.streams}
     there |= {"greedy_reward_N"} if record.greedy else set()
     there |= {"step_value_NT"} if record.branches else set()

@@ -114,7 +114,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "turns/failed_call_share": Metric("of the calls: those that did not succeed (raised, took too long, could not be read, named no tool, were too many)", "share", "below 0.1; falls", "above 0.3: say in the prompt how tools are called, or teach it first"),
         "turns/call_timeout_share": Metric("of the calls: those that took longer than turns.timeout", "share", "0", "a faster tool, or a higher turns.timeout"),
         "turns/repeated_call_share": Metric("of the calls: those that were made before in the episode, with the same arguments", "share", "below 0.1", "above 0.3: the policy turns in circles"),
-        "turns/stop/*": Metric("episodes by why they ended: answered, done, max_turns, max_calls, own_tokens, context, timeout, error", "share", "answered and done near 1", "a limit: raise it; timeout or error: mend the environment"),
+        "turns/stop/*": Metric("episodes by why they ended: answered, done, max_turns, max_calls, own_tokens, context, timeout, error, branched", "share", "answered and done near 1", "a limit: raise it; timeout or error: mend the environment"),
         "turns/reward/*": Metric("mean reward of the episodes with so many turns", "reward", "no target", "falls with turns: longer is no better; a limit costs nothing"),
         "time/environment": Metric("seconds that the environment of an episode took to answer, all turns together", "s", "below the time that sampling the episode takes", "a faster tool, more turns.workers, or one written with async"),
     },

@@ -15,6 +15,7 @@ from groupwise.methods.mixtures import ASKED, INSTEAD
 from groupwise.methods.slots import Slot
 from groupwise.model.formats.checkpoint import stored_shape
 from groupwise.optim.row_streams import FLAWED, is_flawed
+from groupwise.optim.turn_streams import OF_EPISODES
 from groupwise.records import Memory, Visit
 from groupwise.stages import lag_checks
 from groupwise.stages.ignored import ignored
@@ -26,8 +27,7 @@ TAKES_ONE = "reinforce_pp, remax or reinforce"
 OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N",
               "step_value_NT")  # fmt: skip
 # What no source of a run gives: who calls the two phases from Python passes it.
-FROM_PYTHON = ("state_NT", "peer_N", "drift_N", "expert_N", "lesson_NT", "taught_N", "age_NT",
-               "turn_reward_N", "outcome_reward_N", "result_start_N", "branch_NL")  # fmt: skip
+FROM_PYTHON = ("peer_N", "drift_N", "expert_N", "lesson_NT", "taught_N", "age_NT", "branch_NL")
 SMALL_BATCH = 32  # completions
 SINGLES = 24  # answers of the trial, each alone in its group
 
@@ -63,6 +63,18 @@ def streams_from_python_alone(config: Config, recipe: Recipe) -> Iterator[str]:
             f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}) for {reader.kind} "
             f"{reader.name}, and no run gives that: it is for batches of your own, "
             f"TokenBatch.build({lacking[0]}=...). Take another recipe, or take the slot out."
+        )
+
+
+def turns_that_nobody_answers(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Refuse to read of answers of one turn what only episodes have."""
+    lacking = [name for name in recipe.streams if name in OF_EPISODES]
+    if lacking and not config.turns.used:
+        (reader, *_) = [slot for slot in recipe.slots() if lacking[0] in slot.needs]
+        yield (
+            f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}) for {reader.kind} "
+            f"{reader.name}, and nothing answers the policy, so there are no turns. Set "
+            "turns.environment or turns.tools, or take another recipe."
         )
 
 
@@ -263,6 +275,7 @@ REFUSED = (
     source_without_a_sampler,
     streams_from_python_alone,
     flaws_without_a_judge,
+    turns_that_nobody_answers,
     batch_smaller_than_updates,
     group_of_one,
     sampler_narrower_than_learner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from groupwise.records import Episode, Rollout
 
@@ -32,6 +32,16 @@ def turn_measures(groups: Groups) -> dict[str, float]:
         **_rewards(rows),
         "time/environment": seconds / number,
     }
+
+
+def ends_in_words(shares: Mapping[str, float]) -> list[str]:
+    """Return the ways in which episodes ended, the most frequent first."""
+    by_share = sorted(shares.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [f"{name} {_percent(share)}" for name, share in by_share if share > 0]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
 
 
 def _calls(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -637,7 +637,7 @@ def test_what_init_writes_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = tmp_path / "mine.toml"
     status, out, err = run(capsys, "init", str(path))
     assert status == 0 and f"groupwise train {path}" in out
-    assert "--model tiny, --data arithmetic, --reward number, --device cpu" in err
+    assert "--model tiny, --data arithmetic, --turns none, --reward number, --device cpu" in err
     assert run(capsys, "train", str(path), "--dry-run")[0] == 0
     few = ("steps=1", "tiny.cold_start_steps=5", "eval.tasks=4", "tiny.layers=1", "tiny.width=16")
     status, out, err = run(capsys, "train", str(path), *few, "--run", str(tmp_path / "run"))
@@ -667,8 +667,9 @@ def test_every_answer_gives_a_configuration_without_doubts(
         Path(name, "tokenizer_config.json").write_text(json.dumps(settings_))
     Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     status, _, err = run(
-        capsys, "init", "--model", model, "--data", data, "--device", device, "--reward", "number"
-    )
+        capsys, "init", "--model", model, "--data", data, "--device", device, "--reward", "number",
+        "--turns", "none",
+    )  # fmt: skip
     assert (status, err) == (0, "")
     status, _, err = run(capsys, "train", "groupwise.toml", "--dry-run")
     assert (status, err) == (0, "")
@@ -715,7 +716,8 @@ def test_every_kind_of_data_and_reward_runs(
                         num_layers=1, head_dim=8, intermediate_size=16)  # fmt: skip
         policy = Transformer(shape).initialise(torch.Generator().manual_seed(0))
         save(policy, tmp_path / model, character_files("".join(map(chr, range(32, 127)))))
-    options = ("--model", model, "--data", data, "--reward", reward, "--device", "cpu")
+    options = ("--model", model, "--data", data, "--reward", reward, "--device", "cpu",
+               "--turns", "none")  # fmt: skip
     assert run(capsys, "init", "mine.toml", *options)[0] == 0
     few = ("steps=1", "tiny.cold_start_steps=5", "tiny.layers=1", "tiny.width=16", "eval.tasks=4",
            "prompts_per_step=4", "engine.max_tokens=4", "recipe.aggregation.length=4")  # fmt: skip
@@ -729,11 +731,11 @@ def test_every_kind_of_data_and_reward_runs(
 def test_init_asks_for_what_was_not_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal("tiny\ncountdown\n\n"))
+    monkeypatch.setattr(sys, "stdin", Terminal("tiny\ncountdown\n\n\n"))
     monkeypatch.setattr(machine, "gpus", lambda: [T4])
     path = tmp_path / "asked.toml"
     status, _, err = run(capsys, "init", str(path), "--device", "cpu")
-    assert status == 0 and err.count("> ") == 3
+    assert status == 0 and err.count("> ") == 4
     assert "[countdown]" in err  # the reward that fits to the data is the default
     assert load(path).reward.parts == {"countdown": 1.0}
     assert init.default("device", {"model": "large"}) == "auto"
@@ -745,7 +747,8 @@ def test_init_says_what_is_not_there_and_refuses_what_can_not_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.toml"
-    options = ("--model", "./no/model", "--data", "no.jsonl", "--reward", "no.py:f")
+    options = ("--model", "./no/model", "--data", "no.jsonl", "--reward", "no.py:f", "--turns",
+               "none")  # fmt: skip
     status, _, err = run(capsys, "init", str(path), *options, "--device", "cpu")
     assert status == 0
     assert all(f"{name} is not there" in err for name in ("./no/model", "no.jsonl", "no.py"))
@@ -760,16 +763,68 @@ def test_init_asks_again_and_keeps_what_was_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    typed = ["Qwen/Qwen2.5-0.5B-Instruct", "later.jsonl", "later.jsonl", "nmber", "number", "gpu",
-             "cuda"]  # fmt: skip
+    typed = ["Qwen/Qwen2.5-0.5B-Instruct", "later.jsonl", "later.jsonl", "pyhton", "python",
+             "nmber", "number", "gpu", "cuda"]  # fmt: skip
     monkeypatch.setattr(sys, "stdin", Terminal("\n".join(typed)))
     status, _, err = run(capsys, "init", "mine.toml")
     assert status == 0, err
     assert err.count("> ") == len(typed) and "Type it again if it will be" in err
-    assert "Did you mean 'cuda'?" in err and "nmber" in err
+    assert "Did you mean 'cuda'?" in err and "nmber" in err and "Did you mean 'python'?" in err
     found = load(Path("mine.toml"))
     assert found.model.path == typed[0] and found.data.train == "later.jsonl"
     assert (found.reward.parts, found.model.device) == ({"number": 1.0}, "cuda")
+    assert (found.turns.tools, found.turns.max) == (("python",), 4)
+
+
+OWN = """
+class Echo:
+    def reset(self, prompt, answer):
+        self.answer = answer
+
+    def step(self, text):
+        return text, float(self.answer in text), self.answer in text
+
+    def get_reward(self):
+        return 0.0
+"""
+
+
+@pytest.mark.usefixtures("pipe")
+@pytest.mark.parametrize(
+    ("turns", "data", "part"),
+    [("guess", "guess", "environment"), ("wordle", "wordle", "environment"),
+     ("tictactoe", "tictactoe", "environment"), ("tries", "arithmetic", "environment"),
+     ("calculator", "arithmetic", "number"), ("python", "arithmetic", "number"),
+     ("search(folder='texts')", "rows.jsonl", "number"),
+     ("own.py:Echo", "rows.jsonl", "environment")],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*no token for:groupwise.errors.EngineWarning")
+def test_every_environment_that_init_offers_runs(
+    turns: str,
+    data: str,
+    part: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step of what init writes: episodes are played, and rewarded."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "solution": str(i + 1)} for i in range(64)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("own.py").write_text(OWN)
+    Path("texts").mkdir()
+    Path("texts", "a.txt").write_text("One and one are two.")
+    asked = ("--data", data) if data == turns else ("--data", data, "--turns", turns)
+    assert run(capsys, "init", "mine.toml", *asked)[0] == 0
+    assert load(Path("mine.toml")).reward.parts == {part: 1.0}
+    few = ("steps=1", "tiny.cold_start_steps=5", "tiny.layers=1", "tiny.width=16", "eval.tasks=4",
+           "prompts_per_step=4", "engine.max_tokens=20",
+           "recipe.aggregation.length=20")  # fmt: skip
+    status, _, err = run(capsys, "train", "mine.toml", *few, "--run", "run")
+    assert status == 0, err
+    last = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 1 and last["reward/failed_share"] == 0
+    assert last["turns/mean"] >= 1 and "eval/reward" in last
 
 
 @pytest.mark.usefixtures("pipe")

@@ -858,6 +858,32 @@ def test_a_measure_is_that_of_the_last_tenth_of_the_steps(tmp_path: Path) -> Non
     assert found.value("length/wrong_mean") == 29.0
     assert found.value("clip/high_rarity") is None
     assert found.value("eval/accuracy") == found.final == 0.3
+    assert found.stops == {}
+
+
+def test_how_episodes_ended_is_told_of_each_arm(tmp_path: Path) -> None:
+    """In the last tenth of the steps; an end that a step did not see is a share of nothing."""
+    lines: list[dict[str, Any]] = [
+        {"step": step, "turns/mean": 2.0, "turns/stop/done": 1.0} for step in range(21)
+    ]
+    for step in (0, 20):
+        lines[step] |= {"eval/accuracy": 0.5, "eval/length": 3.0}
+    lines[20] |= {"turns/stop/done": 0.25, "turns/stop/max_turns": 0.75, "turns/mean": 3.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    found = read_outcome(tmp_path, Job(0, 0), ArmBudget("steps", 20), {"steps": 20})
+    assert found.stops == {"done": 0.625, "max_turns": 0.375}
+    plan = ComparisonPlan(tuple(arms_of(["grpo", "dapo"], STEPS)), (0,), STEPS)
+    ends = {**found.ends, "groups/dead_share": 0.25}
+    done = [[replace(found, ends=ends)], [outcome(0, np.ones(4))]]
+    told = findings(plan, done, {})
+    assert told["arms"][0]["episodes"] == {
+        "stops": {"done": 0.625, "max_turns": 0.375}, "turns": 2.5, "useful_groups": 0.75,
+    }  # fmt: skip
+    assert told["arms"][1]["episodes"] is None
+    assert summary.episodes(told)[-1] == (
+        "grpo: 2.5 turns; episodes ended done 62%, max_turns 38%; "
+        "75% of the groups taught something"
+    )
 
 
 @pytest.mark.parametrize("changed", [{"eval/accuracy": None}, {"eval/length": None}])

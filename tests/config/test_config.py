@@ -29,6 +29,7 @@ from groupwise.losses.gates import clip
 from groupwise.methods.composition import RECIPE_SLOTS, PairRecipe, Recipe
 from groupwise.methods.slots import REGISTRY, Range, advantage
 from groupwise.optim.row_streams import FLAWED
+from groupwise.optim.turn_streams import OF_EPISODES
 from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
 from groupwise.stages.checks import check_config
@@ -521,6 +522,9 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
         assert not check_config(load(recipe=name, tiny={"experts": 8}))
     elif set(config.recipe.streams) & set(FROM_PYTHON):
         with pytest.raises(ConfigError, match=f"recipe {name} reads .*for batches of your own"):
+            check_config(config)
+    elif set(config.recipe.streams) & set(OF_EPISODES):
+        with pytest.raises(ConfigError, match=f"recipe {name} reads .*so there are no turns"):
             check_config(config)
     elif name == "fapo":
         with pytest.raises(ConfigError, match="no part of the reward says so"):

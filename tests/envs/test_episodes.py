@@ -48,7 +48,10 @@ def play(
     players = Players(own, worlds, template, TOKENS, limits, sampling, "train")
 
     def opening(prompt: tuple[int, ...]) -> Callable[[Any], tuple[int, ...]]:
-        return lambda first: (*prompt, *(template.bridge(first) if first else ()))
+        def opened(first: Observation) -> tuple[int, ...]:
+            return (*prompt, *(template.bridge(first.messages) if first.messages else ()))
+
+        return opened
 
     starts = [StartingPrompt({"n": n}, n, 3, opening(prompt)) for n, prompt in enumerate(prompts)]
     found = players.play_all(starts, samples)
@@ -151,7 +154,8 @@ def test_the_first_words_are_part_of_the_prompt() -> None:
     own = Scripted("7", "8")
     (group,) = play(own, talker(Observation(), first=says("go")), samples=3)
     assert group.prompt == (*PROMPT, *TOKENS.encode("[go]"))
-    assert own.asked == [Request(group.prompt, 3, 0, 3, "train")]  # one request for the group
+    # One request for the group.
+    assert own.asked == [Request(group.prompt, 3, 0, 3, "train", goes_on=True)]
 
 
 def test_later_turns_have_numbers_and_limits_of_their_own() -> None:

@@ -243,3 +243,40 @@ def test_an_mcp_server_of_the_official_package(tmp_path: Path) -> None:
     turns = ['call add {"a": 2, "b": 3}', "call fail {}", "done"]
     said, *_ = episode(tmp_path / "a.py", "", "", {}, turns, tools=(command,))
     assert said[1] == "5" and said[2].startswith("Error: ") and said[3] == ""
+
+
+OPENAI = """
+import json
+from openai import BadRequestError, OpenAI
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+def solve(endpoint, question):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    assert [model.id for model in client.models.list()] == ["policy"]
+    messages = [{"role": "user", "content": question}]
+    def ask(**more):
+        return client.chat.completions.create(
+            model=endpoint.model, messages=messages, tools=[ADD], **more
+        ).choices[0]
+    try:
+        ask(n=2)
+    except BadRequestError as error:
+        assert "n must be 1" in str(error)
+    asked = ask(temperature=0.7)
+    assert asked.finish_reason == "tool_calls"
+    messages.append(asked.message.model_dump())  # with all its nulls
+    (call,) = asked.message.tool_calls
+    total = str(sum(json.loads(call.function.arguments).values()))
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": total})
+    messages.append(ask().message)  # the object itself
+    messages.append({"role": "user", "content": [{"type": "text", "text": "sure?"}]})
+    return float(ask().message.content == "yes")
+"""
+
+
+def test_the_client_of_openai_asks_the_policy(tmp_path: Path) -> None:
+    pytest.importorskip("openai", reason="openai is not installed")
+    turns = ['call add {"a": 2, "b": 3}', " five\n", "yes"]
+    row = {"question": "2+3"}
+    said, rewards, done, outcome = episode(tmp_path / "a.py", OPENAI, "solve", row, turns)
+    assert said == ["2+3", "5", "sure?", ""]
+    assert (rewards, done, outcome) == ([None] * 3, [False, False, True], 1.0)

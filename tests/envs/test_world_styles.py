@@ -33,7 +33,10 @@ STYLES = [
     "TinkerIds",
     "TinkerMessages",
     "load_environment",
+    "program",
+    "async_program",
 ]
+SILENT_AT_THE_END = ("ArenaStyle", "load_environment", "program", "async_program")
 
 
 def made(name: str, **settings: Any) -> Environment:
@@ -61,7 +64,7 @@ def test_every_style_plays_the_same_game(style: str) -> None:
     first = ["guess"] if style != "load_environment" else []  # there the row's prompt says it all
     assert played(made(style), ["3", "9", "7"]) == ([*first, "higher", "lower"], 1.0, [0, 0, 1])
     said, reward, over = played(made(style), ["3", "9", "1"])
-    last = [] if style in ("ArenaStyle", "load_environment") or "Tinker" in style else ["higher"]
+    last = [] if style in SILENT_AT_THE_END or "Tinker" in style else ["higher"]
     assert (said, reward, over[-1]) == ([*first, "higher", "lower", *last], 0.0, True)
 
 

@@ -19,6 +19,7 @@ from groupwise.groups.comparisons import (
     role_moving_mean,
     tree_mean,
 )
+from groupwise.groups.credit import gae
 from groupwise.groups.filters import draw_weights
 from groupwise.groups.token_baselines import optimal_token_baseline
 from groupwise.groups.turns import plus_state_zscore, turn_return_to_go, whiten_turns
@@ -138,6 +139,35 @@ def test_means_of_turns_are_a_charge_on_going_on(size: int, biased: float) -> No
     assert found["turn_return_to_go"] == pytest.approx(-0.048, abs=1e-12)
     assert found["left_out"] == pytest.approx(-0.048, abs=1e-12)
     assert found["summed_turn_means"] == pytest.approx(biased, abs=1e-5)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("hole", [False, True])
+def test_a_critic_that_knows_gives_the_true_gradient_over_holes(lam: float, hole: bool) -> None:
+    """The same game by enumeration: with the true values, what stands between turns or not."""
+    going, winning = 0.6, 0.3
+    kinds = [([1.0], 1 - going, -going), ([0.5, 1.0], going * winning, 1 - going),
+             ([0.5, 0.0], going * (1 - winning), 1 - going)]  # fmt: skip
+    value = (1 - going) * 1.0 + going * (0.5 + winning), winning  # of the first turn, the second
+    width, second = (5, 4) if hole else (2, 1)  # what others say is three tokens long
+    rows = len(kinds)
+    mask_NT = torch.zeros(rows, width, dtype=torch.bool)
+    paid_NT, value_NT = torch.zeros(rows, width).double(), torch.full((rows, width), 9.0).double()
+    for row, (rewards, _, _) in enumerate(kinds):
+        for turn, reward in enumerate(rewards):
+            at = (0, second)[turn]
+            mask_NT[row, at], paid_NT[row, at], value_NT[row, at] = True, reward, value[turn]
+    held = TokenBatch.build(
+        mask_NT=mask_NT, group_N=[0] * rows, reward_N=[sum(paid) for paid, _, _ in kinds],
+        old_value_NT=value_NT,
+    )  # fmt: skip
+    found_NT = gae(gamma=1.0, lam=lam)(paid_NT, replace(held, reward_N=held.task_reward_N))
+    gradient = sum(
+        chance * slope * float(A_T[0])
+        for (_, chance, slope), A_T in zip(kinds, found_NT, strict=True)
+    )
+    assert gradient == pytest.approx(-0.048, abs=1e-9)
+    assert not found_NT[~mask_NT].any()
 
 
 def test_rows_that_have_ended_count_nothing_or_are_left_out() -> None:

@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import time
+import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,33 @@ class AsyncHouse(Game):
     async def step(self, text: str) -> Any:
         await asyncio.sleep(0)
         return self.guess(text)
+
+
+def ask(endpoint: Any, messages: list[Any], **more: Any) -> Any:
+    """Ask the policy as any client of OpenAI's protocol does, and return its message."""
+    body = {"model": endpoint.model, "messages": messages, **more}
+    asked = urllib.request.Request(
+        f"{endpoint.base_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {endpoint.api_key}"},
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+
+def program(endpoint: Any, secret: int) -> float:
+    game = Game()
+    game.begin(secret)
+    messages, said, over = [], "guess", False
+    while not over:
+        messages.append({"role": "user", "content": said})
+        messages.append(ask(endpoint, messages))
+        said, reward, over = game.guess(messages[-1]["content"])
+    return reward
+
+
+async def async_program(endpoint: Any, secret: int) -> float:
+    return await asyncio.to_thread(program, endpoint, secret)
 
 
 class Own(Environment):

@@ -18,6 +18,7 @@ from groupwise.model.layers.attention import packed, packed_positions
 from groupwise.model.layers.head import logits
 from groupwise.optim.assemble import batch_of, sequences_of
 from groupwise.optim.packs import Sequences, outputs
+from groupwise.optim.turn_streams import OF_EPISODES
 from groupwise.recipes import RECIPES, recipe
 from groupwise.replay.methods import methods_of
 from groupwise.replay.recorded import open_recorded
@@ -36,7 +37,7 @@ TRAINABLE = [
     for name, made in RECIPES.items()
     if isinstance(made, Recipe)
     and made.samples
-    and not set(made.streams) & set(group_checks.FROM_PYTHON)
+    and not set(made.streams) & {*group_checks.FROM_PYTHON, *OF_EPISODES}
 ]
 
 

@@ -17,11 +17,13 @@ from cold_start import rows
 from inline_worlds import InlineWorlds
 from played import Adder, Quiet, Shuffled, answering
 
+from groupwise.commands.probe import text
 from groupwise.config import load
 from groupwise.envs.environment import Observation
 from groupwise.errors import ConfigError, WorldError
 from groupwise.evaluate.evaluate import evaluate_path
 from groupwise.prepare.recorded import groups_of
+from groupwise.probing.advice import advise
 from groupwise.probing.probe import ProbeRequest, probe
 from groupwise.replay.bits import compare_rollouts
 from groupwise.replay.recorded import read_step
@@ -289,6 +291,15 @@ def test_evaluation_and_probe_play_too(
     seen = probe(config, ProbeRequest(prompts=2, samples=2))
     played_rows = [r for each in seen.rollouts for group in each.groups for r in group]
     assert len(played_rows) == 4 and all(r.completion.episode for r in played_rows)
+    (figures,) = seen.findings
+    ended = [r.completion.episode.stop for r in played_rows if r.completion.episode]
+    assert figures.stops == {stop: ended.count(stop) / 4 for stop in figures.stops}
+    assert sum(figures.stops.values()) == 1 and figures.turns == sum(
+        len(r.completion.own_turns) for r in played_rows
+    ) / 4  # fmt: skip
+    told = text(seen, advise(seen), 100)
+    assert f"episodes of {figures.turns:.1f} turns" in told
+    assert "of the groups would teach something" in told and f"{ended[0]} " in told
 
 
 def test_a_baseline_of_greedy_answers_is_played(model: str, tmp_path: Path, adder: None) -> None:

@@ -17,6 +17,7 @@ import torch
 from groupwise import config
 from groupwise.engine.backends import EngineSetup, Tell, warn
 from groupwise.engine.native.copies import make_source
+from groupwise.engine.native.kept import KeptPrompts
 from groupwise.engine.native.scheduler import FinishedGroups, Scheduler
 from groupwise.engine.protocol import (
     Capabilities,
@@ -87,6 +88,7 @@ class NativeEngine(Engine):
         self.names: list[Ticket] = []  # of the flight's requests
         self.before = (0, 0)  # completions and tokens of the batch, written by earlier tries
         self.tickets = count()
+        self.kept = KeptPrompts(model.head_weight.device)
 
     @classmethod
     def made(cls, setup: EngineSetup) -> Engine:
@@ -147,8 +149,8 @@ class NativeEngine(Engine):
         if not self.batches:
             return []
         batch = self.batches[0]
-        # Caches live as long as one try: nothing can outlive a change of weights, and a try that
-        # failed leaves nothing behind.
+        # Caches live as long as one try, and prompts that are kept until the next weights: a try
+        # that failed leaves nothing behind.
         while True:
             captured = self._captured(batch)
             try:
@@ -285,8 +287,9 @@ class NativeEngine(Engine):
             )
 
     def _give_back(self) -> None:
-        """Free all memory that the decoder holds, captured steps included."""
+        """Free all memory that the decoder and prompts hold, captured steps included."""
         self.decoder = None
+        self.kept.clear()
         if self.source.model.head_weight.is_cuda:
             torch.cuda.empty_cache()
 
@@ -300,6 +303,7 @@ class NativeEngine(Engine):
             )
         before = self.source.version
         self.source.sync(version)
+        self.kept.clear()
         if isinstance(self.flight, Scheduler) and version != before:
             self.flight.renew(keep=self.on_sync == "keep")
 
@@ -308,6 +312,7 @@ class NativeEngine(Engine):
 
     def restore(self, state: State) -> None:
         self.source.restore(state)
+        self.kept.clear()
 
 
 def capabilities_with(weights: str, *, beside: bool = False) -> Capabilities:

@@ -176,28 +176,60 @@ class Scheduler:
         self._read_prompts()
 
     def _read_prompts(self) -> None:
-        """Compute the prompts of the groups that begin."""
-        prompts = [self.requests[index].prompt for index in self.begun]
-        lengths = [len(prompt) for prompt in prompts]
+        """Compute the prompts of the groups that begin.
+
+        That of a later turn is computed in the parts that it has grown by, but what is kept.
+        """
+        begun, kept = [self.requests[index] for index in self.begun], self.engine.kept
+        held = [kept.give(request, self.prompts, slot) for slot, request in enumerate(begun)]
+        ends = [
+            [*(length for length in request.grown if length > there), len(request.prompt)]
+            for request, there in zip(begun, held, strict=True)
+        ]
+        self.last_PD = self.hidden_SD.new_zeros(len(begun), self.hidden_SD.shape[1])
+        while slots := [slot for slot, left in enumerate(ends) if left]:
+            parts = [begun[slot].prompt[held[slot] : ends[slot][0]] for slot in slots]
+            self.last_PD[slots] = self._read_parts(parts, slots, [held[slot] for slot in slots])
+            for slot in slots:
+                held[slot] = ends[slot].pop(0)
+        for slot, request in enumerate(begun):
+            kept.take(request, self.prompts, slot)
+
+    def _read_parts(
+        self, parts: Sequence[tuple[int, ...]], slots: Sequence[int], starts: Sequence[int]
+    ) -> Tensor:
+        """Compute parts of prompts behind what their slots hold; return their last states."""
+        lengths = [len(part) for part in parts]
+        self.engine.kept.read += sum(lengths)
         last_P = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         routes = Routes() if self.sampling.record_routes else None
-        self.last_PD = self._read(self.prompts, prompts, routes)[last_P]
-        if routes is not None and routes.chosen_TLK is not None:
+        last_PD = self._read(self.prompts, parts, routes, slots, starts)[last_P]
+        if routes is not None and routes.chosen_TLK is not None:  # conversations record none
             read = routes.chosen_TLK[: sum(lengths)].cpu()
             self.prompt_routes = list(torch.split(read, lengths))
+        return last_PD
 
     def _read(
-        self, cache: KeyValueCache, texts: Sequence[tuple[int, ...]], routes: Routes | None = None
+        self,
+        cache: KeyValueCache,
+        texts: Sequence[tuple[int, ...]],
+        routes: Routes | None = None,
+        slots: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
     ) -> Tensor:
-        """Put texts through the model, into the first slots of a cache; the last is for ballast."""
+        """Put texts through the model, into slots of a cache (the first ones, which hold nothing,
+        unless others are named); the last slot is for ballast.
+        """
         packed, lengths = list(texts), [len(text) for text in texts]
-        slots = list(range(len(packed)))
+        slots = list(range(len(packed)) if slots is None else slots)
+        starts = [0] * len(slots) if starts is None else list(starts)
         ballast = -sum(lengths) % ROW_STEP
         if ballast:
             packed.append((0,) * ballast)
             lengths.append(ballast)
             slots.append(cache.slots - 1)
-        attend = CachedAttention(cache, slots, [0] * len(slots), lengths)
+            starts.append(0)
+        attend = CachedAttention(cache, slots, starts, lengths)
         token_T = torch.tensor([token for text in packed for token in text]).to(self.device)
         return self.model(token_T, attend.position_T, attend, routes=routes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ENVIRONMENTS = {
     "guess": "groupwise.envs.builtin.guess:GuessNumber",
+    "outside": "groupwise.envs.shapes.programs:Outside",
     "tictactoe": "groupwise.envs.builtin.tictactoe:TicTacToe",
     "tries": "groupwise.envs.builtin.tries:Tries",
     "wordle": "groupwise.envs.builtin.wordle:Wordle",
