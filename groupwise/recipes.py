@@ -162,6 +162,7 @@ from groupwise.losses.preferences import (
     nca,
     odds_ratio,
     robust,
+    shifted,
     simpo,
     sppo_hard,
 )
@@ -1016,7 +1017,7 @@ method(
     breaks="a state that one answer visits twice is compared with itself",
     reach_for="environments with few states",
     note="[V] equal states of one group are compared [H]; Trinity and ROLL compare across prompts. Trinity"
-    " has γ = 1 and centres alone (scale='none'). Needs state_NT, which no run gives yet: from Python.",
+    " has γ = 1 and centres alone (scale='none'). The environment's `state()` names them.",
 )  # fmt: skip
 
 method(
@@ -1027,7 +1028,7 @@ method(
     breaks="made for one call and one answer",
     reach_for="one search or calculation before an answer",
     note="[V] release; the first result is where the first token of others stands [H], there a tag in a"
-    " message. From Python.",
+    " message. The turn's reward is the environment's, weighed as the part `environment`.",
 )  # fmt: skip
 
 method(
@@ -1038,7 +1039,8 @@ method(
     fixes="credit at the places where answers part",
     breaks="needs answers that were sampled as a tree",
     reach_for="a sampler that branches",
-    note="[V] authors' code; swift has the sampling alone. Needs branch_NL: from Python.",
+    note="[V] authors' code; swift has the sampling alone. In a run the tree is that of"
+    " the beginnings that answers of a group share; nobody samples it as one.",
 )  # fmt: skip
 
 # --- 2025 and 2026: statistics of the update, regressions -----------------------------------------
@@ -1149,8 +1151,8 @@ method(
     breaks="two signals to balance",
     reach_for="a few worked answers and a reward",
     note="[V] φ = π(1−π), on in Trinity, off in swift (weight='plain'). μ = 0.1 and 1 − μ; as it changes from"
-    " step to step: losses.controllers.warmup_cosine. An expert's rows have no grade and a lesson_NT: from"
-    " Python.",
+    " step to step: warmup_cosine in train.coefs. The expert's answer is the row's `completion` or `solution`,"
+    " one beside each group [H]; there it is another data set's.",
 )  # fmt: skip
 
 # --- sampler-learner corrections on plain GRPO ------------------------------------------------
@@ -1289,7 +1291,8 @@ method(
     breaks="groups without a success teach nothing",
     reach_for="rare successes with much to learn in each",
     note="[V] TRL; the teacher is a mean of past policies (rate 0.05) that reads a sibling's answer before it"
-    " answers. Which one: groups.siblings. Needs taught_N: from Python.",
+    " answers: the group's first success but its own. Set teacher.path=policy, teacher.update=ema:0.95 and"
+    " {sibling} in teacher.prompt.",
 )  # fmt: skip
 
 # --- preference pairs -------------------------------------------------------------------------
@@ -1367,6 +1370,12 @@ for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, 
      "both answers fall, the rejected one more",
      "the chosen answer becomes less likely on purpose",
      "data that are worse than the model", {"beta": 0.1}, "[V]"),
+    ("dpo_shift", "DPO-Shift", "2502.07599", 2025, shifted(beta=0.1, share=0.75), (),
+     "the chosen answer's own probability, which DPO lets fall: the rejected one counts less",
+     "the margin grows more slowly: what keeps the one costs the other",
+     "pairs/displaced_share near 1 with DPO", {"share": "0.55 to 0.95"},
+     "[V] authors' code, with a constant share; there it may also climb or fall with the step. POWER and PG-DPO, named beside it, are left out: no source that "
+     "could be read states their losses whole."),
     ("discopop", "DiscoPOP", "2406.08414", 2024, discopop(beta=0.1, tau=0.05), (),
      "found by search: logistic where the model errs, exponential where it is right",
      "not convex", "as DPO", {"beta": 0.05}, "[V] the blend is differentiated, too."),

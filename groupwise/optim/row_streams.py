@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.config.reading import ENVIRONMENT
 from groupwise.errors import DataError
+from groupwise.groups.trees import subtrees
 from groupwise.records import Rollout, Task
 
 NONE = float("nan")
 FLAWED = "flawed"  # the part of the reward that marks answers which are right for wrong reasons
+EXPERT = "expert"  # whose weights wrote a lesson, in `Completion.weights`
 ROLE, REFERENCE = "role", "reference_rewards"  # columns of the data
 Weights = Mapping[str, float]
 
@@ -24,6 +27,8 @@ def streams_of_rows(
     found = {name: make(rows, mask_NT) for name, make in MAKERS.items() if name in wanted}
     if "reward_part_NK" in wanted:
         found |= _parts(rows, weights)
+    if "result_start_N" in wanted:
+        found |= _calls(rows, weights)
     return found
 
 
@@ -69,6 +74,17 @@ def reference_rewards(task: Task) -> list[float]:
     return [float(x) for x in rewards]
 
 
+def ages(groups: Sequence[Sequence[Rollout]], version: int) -> Tensor:
+    """Return how many updates ago each token was sampled, [N, T]; 0 behind a row's end."""
+    rows = [
+        torch.cat([torch.full((run.tokens,), version - run.version) for run in versions])
+        for group in groups
+        for row in group
+        if (versions := row.completion.versions)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).clamp(min=0).float()
+
+
 def _roles(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
     return torch.tensor([role_of(row.task) for row in rows])
 
@@ -104,10 +120,80 @@ def _of_reference(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
     return torch.tensor([[*rewards, *[NONE] * (width - len(rewards))] for rewards in lists])
 
 
+def _calls(rows: Sequence[Rollout], weights: Weights) -> dict[str, Tensor]:
+    """Return what the turn before the first answer of an environment earned, and all the rest.
+
+    Both are 0 of a row without a grade, which is in no statistic; the rest is all of the reward
+    where no environment has answered.
+    """
+    weight, start, first, rest = float(weights.get(ENVIRONMENT, 1.0)), [], [], []
+    for row in rows:
+        turns, episode = row.completion.own_turns, row.completion.episode
+        answered = row.completion.token_ids[turns[0].end :] != ()
+        paid = episode.turns[0].reward if episode is not None and answered else None
+        first.append(weight * (paid or 0.0))
+        rest.append((row.grade.reward or 0.0) - first[-1])
+        start.append(turns[0].end - turns[0].start if answered else -1)
+    return {
+        "result_start_N": torch.tensor(start),
+        "turn_reward_N": torch.tensor(first),
+        "outcome_reward_N": torch.tensor(rest),
+    }
+
+
+def _states(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Number the states that turns begin in, at their last tokens; one without a name is alone."""
+    state_NT, numbers = torch.zeros(mask_NT.shape, dtype=torch.long), dict[Any, int]()
+    for number, row in enumerate(rows):
+        facts = () if row.completion.episode is None else row.completion.episode.turns
+        for turn, fact in zip(row.completion.own_turns, facts, strict=False):
+            name = (number, turn.end) if fact.state is None else fact.state
+            state_NT[number, turn.end - 1] = numbers.setdefault(name, len(numbers) + 1)
+    return state_NT
+
+
+def check_states(rows: Sequence[Rollout]) -> None:
+    """Refuse episodes of which no turn has a state: nothing could be compared by it."""
+    played = [e for row in rows if (e := row.completion.episode) is not None and not e.failed]
+    if played and all(turn.state is None for episode in played for turn in episode.turns):
+        raise DataError(
+            "The environment names no state, so no two turns can be told to begin in the same one. "
+            "Give it a method `state()` that returns a text, such as the board or the page that "
+            "the policy sees, or take a recipe without states, such as turn_return_to_go."
+        )
+
+
+def _peers(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Number the comparisons: answers of one role whose episodes began in one state."""
+    numbers = dict[Any, int]()
+    found = []
+    for row in rows:
+        episode = row.completion.episode
+        begun = episode.turns[0].state if episode is not None and episode.turns else None
+        found.append(numbers.setdefault((role_of(row.task), begun), len(numbers)))
+    return torch.tensor(found)
+
+
+def _lessons(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Mark the tokens of answers that an expert wrote: each counts 1."""
+    wrote = torch.tensor([row.completion.weights == EXPERT for row in rows])
+    return (mask_NT & wrote[:, None].to(mask_NT.device)).float()
+
+
+def _tree(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Return the subtrees of answers of a group, by the tokens that they begin with."""
+    groups = [(row.task.id, row.draw) for row in rows]
+    return subtrees([row.completion.token_ids for row in rows], groups)
+
+
 MAKERS: dict[str, Callable[[Sequence[Rollout], Tensor], Tensor]] = {
     "role_N": _roles,
     "flawed_N": _flawed,
     "context_tokens_N": lambda rows, mask_NT: _context(rows, mask_NT).float(),
     "turns_N": _turns,
     "reference_reward_NK": _of_reference,
+    "state_NT": _states,
+    "peer_N": _peers,
+    "branch_NL": _tree,
+    "lesson_NT": _lessons,
 }

@@ -152,6 +152,7 @@ Change = Callable[[dict[str, Any], int], dict[str, Any]]
 SICKNESSES: dict[str, Change] = {
     "grader errors": lambda line, n: {"reward/failed_share": 0.02},
     "uneven ranks": lambda line, n: {"time/rank_imbalance": 1.6},
+    "KL off its target": lambda line, n: {"coef/kl_over_target": 4.0 + 0.1 * (n % 3)},
     "no reward": lambda line, n: {"reward/missing_share": 1.0},
     "reward noise": lambda line, n: {"reward/unequal_share": 0.3},
     "sampler behind": lambda line, n: {"mismatch/abs_mean": 0.001 + 0.03 * (n - 1)},
@@ -423,7 +424,7 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
 )
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
-    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 15
+    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 16
     assert not any(rule.concerns(healthy()[5]) for rule in rules)
     assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 
