@@ -246,7 +246,9 @@ def _kl(theirs: Settings, answer: Answer) -> None:
         per = "token" if "recipe.auxiliary" in answer.settings else "sequence"
         answer.settings["recipe.shaping"] = f"kl_per_{per}(coef={coef}, estimator='{kind}')"
         if str(theirs["algorithm.kl_ctrl.type"]) != "fixed":
-            answer.missing["algorithm.kl_ctrl.type"] = "the coefficient stays as it is"
+            answer.missing["algorithm.kl_ctrl.type"] = (
+                "the coefficient stays as it is, unless train.coefs has a kl_target for it"
+            )
 
 
 def _filters(theirs: Settings, answer: Answer) -> None:
