@@ -58,6 +58,7 @@ from groupwise.groups.credit import (
     return_to_go,
     step_difference,
 )
+from groupwise.groups.draws import token_mean_of_drawn
 from groupwise.groups.filters import (
     accuracy_band,
     enough_mixed,
@@ -307,6 +308,21 @@ method(
     breaks="a critic to hold, train and distrust",
     reach_for="dense or step rewards, and the memory for a critic",
     note="[T] numbers of language-model practice; KL weight 0.01 [H].",
+)  # fmt: skip
+
+method(
+    "pf_ppo",
+    title="PF-PPO", paper="2409.06957", year=2024,
+    shaping=kl_per_token(coef=0.01),
+    advantage=(gae(gamma=1.0, lam=0.95), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    aggregation=token_mean_of_drawn(how="pow", power=2.0),
+    auxiliary=value_loss(limit=0.2, gamma=1.0, lam=0.95),
+    fixes="noisy rewards in the middle: answers with the largest count more often",
+    breaks="biased; with rewards of 0 and 1 wrong answers are never seen",
+    reach_for="rewards of a model that is sure at its ends alone",
+    note="[V] verl draws whole rows anew behind the advantages, for policy and critic. Here a row counts as"
+    " often as it was drawn, and stays in its update; the critic learns from all rows [H]. Chance is a"
+    " function of the answers' tokens: it repeats.",
 )  # fmt: skip
 
 method(

@@ -257,7 +257,9 @@ def _filters(theirs: Settings, answer: Answer) -> None:
         most = theirs.whole("algorithm.filter_groups.max_num_gen_batches")
         answer.settings["refills"] = "until full" if most <= 0 else most
     if theirs["algorithm.use_pf_ppo"]:
-        answer.missing["algorithm.use_pf_ppo"] = "rows of a batch are not drawn again by reward"
+        answer.missing["algorithm.use_pf_ppo"] = (
+            "take recipe.aggregation=token_mean_of_drawn(); there the critic draws, too"
+        )
     for prefix in ("reward_model.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"):
         if theirs[f"{prefix}.enable"]:
             _overlong(theirs, answer, prefix)
