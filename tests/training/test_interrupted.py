@@ -36,7 +36,9 @@ TRAINABLE = [
     for name, made in RECIPES.items()
     if isinstance(made, Recipe)
     and made.samples
-    and not set(made.streams) & set(group_checks.FROM_PYTHON)
+    # An environment interrupts those of episodes; a teacher that reads an answer of the group in
+    # its prompt is refused where there are turns.
+    and not set(made.streams) & {*group_checks.OF_EPISODES, "taught_N"}
 ]
 
 
