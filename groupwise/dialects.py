@@ -107,9 +107,10 @@ dialect(
     correction=tis_token(cap=2.0),
     penalty=kl(coef=0.05, estimator="k3"),
     setting={"group_size": 4, "prompts": 16},
-    note="open-instruct, open_instruct/grpo_utils.py at 0063d12 and later copies: estimator '2' counts"
-    " from 0 and is k3; uniform groups are dropped without a refill. Its 'standard' scaling has ddof 0"
-    " and ε 1e-8. Its learning rate could not be read.",
+    note="open-instruct at e6c3044 (August 2026), open_instruct/grpo_utils.py, data_loader.py and"
+    " model_utils.py: estimator '2' counts from 0 and is k3; uniform groups are dropped without a refill."
+    " The weight is called use_rho_correction now, on by default, with the same cap of 2. Its 'standard'"
+    " scaling has ddof 0 and ε 1e-8. Its learning rate could not be read.",
 )
 dialect(
     "prime-rl",
@@ -118,10 +119,11 @@ dialect(
     ratio=token(anchor="sampler"),
     gate=tv_mask(delta=0.2, cap=1e9),
     penalty=drift(coef=1e-3),
-    setting={"learning_rate": 1e-6},
-    note="prime-rl, trainer configuration at 004274e, algo/advantage.py at 039b400; the loss function in"
-    " a stored copy without a commit. No cap on the ratio (beyond e^20 here). Group size and the lines of"
-    " the token mean could not be read; token mean stands in a comment there.",
+    setting={"group_size": "1: must be set", "batch": 128, "learning_rate": 1e-6},
+    note="prime-rl at 559b447 (August 2026), trainer/rl/loss.py and train.py, configs/trainer.py and"
+    " orchestrator.py, orchestrator/algo/grpo.py: the token mean is over all tokens that are learned, of"
+    " all ranks, masked ones included. No cap on the ratio (beyond e^20 here). Tokens whose advantage is"
+    " 0 leave the batch (filter_zero_advantages). A length penalty is off by default.",
 )
 dialect(
     "areal",
@@ -136,28 +138,30 @@ dialect(
 dialect(
     "slime",
     aggregation=seq_mean_token_mean(),
-    setting={},
-    note="slime, backends/megatron_utils/loss.py at 2fc4883 and utils/ppo_utils.py at 06787cf. Rows that"
-    " are fully masked stay in its divisor. Group size, batch and learning rate could not be read, nor"
-    " the line that lets the upper clip fall back to the lower.",
+    setting={"group_size": "1: must be set", "prompts": "must be set", "learning_rate": 1e-6},
+    note="slime at 624b824 (August 2026), utils/arguments.py and ppo_utils.py, ray/rollout.py,"
+    " backends/megatron_utils/loss.py and cp_utils.py: an upper clip that is not set is the lower one."
+    " Rows that are fully masked stay in its divisor. KL, TIS and OPSM are off by default.",
 )
 dialect(
     "skyrl",
     auxiliary=kl_sequence_mean(coef=0.001, estimator="k3"),
     schedule=joint(updates=4),
     setting={"group_size": 5, "prompts": 1024, "learning_rate": 1e-6},
-    note="SkyRL 0.4.0, skyrl_train/utils/ppo_utils.py and workers/worker.py: token mean for the policy"
-    " term, sequence mean for KL. A group of one gets its raw reward there, 0 here; its KL is also"
-    " clamped to ±10.",
+    note="SkyRL at a956457 (August 2026), skyrl/train/config/config.py, backends/skyrl_train/utils/"
+    "ppo_utils.py and workers/worker.py: token mean of the mini-batch for the policy term (an earlier"
+    " one is token_mean_legacy there), sequence mean for KL. A group of one gets its raw reward there, 0"
+    " here; its KL is also clamped to ±10.",
 )
 dialect(
     "nemo-rl",
     advantage=leave_one_out_zscore(ddof=1, eps=1e-6),
     penalty=kl(coef=0.01, estimator="k3"),
     setting={"group_size": 16, "prompts": 32, "learning_rate": 5e-6},
-    note="NeMo-RL, algorithms/utils.py at 0043953, advantage_estimator.py at 165f994,"
-    " loss/loss_functions.py at 3520fc0, examples/configs/grpo_math_1B.yaml at 00294d9: mean and std both"
-    " leave the own sample out; where the others agree nothing is scaled. KL clamps could not be read.",
+    note="NeMo-RL at 7ea279a (August 2026), algorithms/utils.py, advantage_estimator.py,"
+    " loss/loss_functions.py, examples/configs/grpo_math_1B.yaml: mean and std both leave the own sample"
+    " out; where the others agree nothing is scaled. The log-ratio of its KL is held within ±20 and the"
+    " KL of a token within ±10; here the exponent is held within ±20.",
 )
 dialect(
     "oat",
@@ -177,7 +181,7 @@ dialect(
     gate=unclipped(),
     aggregation=token_sum(),
     setting={"group_size": "4 or 16 by recipe", "learning_rate": "1e-5 or 4e-5 by recipe"},
-    note="tinker-cookbook 0.5.8, rl/data_processing.py and rl/train.py. The loss itself runs on a hosted"
+    note="tinker-cookbook 0.6.1, rl/data_processing.py and rl/train.py. The loss itself runs on a hosted"
     " service: sum, anchor and the missing clip are from its documentation, not from code.",
 )
 dialect(

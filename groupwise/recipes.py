@@ -58,6 +58,7 @@ from groupwise.groups.credit import (
     return_to_go,
     step_difference,
 )
+from groupwise.groups.draws import token_mean_of_drawn
 from groupwise.groups.filters import (
     accuracy_band,
     enough_mixed,
@@ -162,6 +163,7 @@ from groupwise.losses.preferences import (
     nca,
     odds_ratio,
     robust,
+    shifted,
     simpo,
     sppo_hard,
 )
@@ -306,6 +308,21 @@ method(
     breaks="a critic to hold, train and distrust",
     reach_for="dense or step rewards, and the memory for a critic",
     note="[T] numbers of language-model practice; KL weight 0.01 [H].",
+)  # fmt: skip
+
+method(
+    "pf_ppo",
+    title="PF-PPO", paper="2409.06957", year=2024,
+    shaping=kl_per_token(coef=0.01),
+    advantage=(gae(gamma=1.0, lam=0.95), whiten_tokens(ddof=1, eps_in_var=1e-8)),
+    aggregation=token_mean_of_drawn(how="pow", power=2.0),
+    auxiliary=value_loss(limit=0.2, gamma=1.0, lam=0.95),
+    fixes="noisy rewards in the middle: answers with the largest count more often",
+    breaks="biased; with rewards of 0 and 1 wrong answers are never seen",
+    reach_for="rewards of a model that is sure at its ends alone",
+    note="[V] verl draws whole rows anew behind the advantages, for policy and critic. Here a row counts as"
+    " often as it was drawn, and stays in its update; the critic learns from all rows [H]. Chance is a"
+    " function of the answers' tokens: it repeats.",
 )  # fmt: skip
 
 method(
@@ -1039,7 +1056,8 @@ method(
     fixes="credit at the places where answers part",
     breaks="needs answers that were sampled as a tree",
     reach_for="a sampler that branches",
-    note="[V] authors' code; swift has the sampling alone. Needs branch_NL: from Python.",
+    note="[V] authors' code; swift has the sampling alone. In a run the tree is that of"
+    " the beginnings that answers of a group share; nobody samples it as one.",
 )  # fmt: skip
 
 # --- 2025 and 2026: statistics of the update, regressions -----------------------------------------
@@ -1150,8 +1168,8 @@ method(
     breaks="two signals to balance",
     reach_for="a few worked answers and a reward",
     note="[V] φ = π(1−π), on in Trinity, off in swift (weight='plain'). μ = 0.1 and 1 − μ; as it changes from"
-    " step to step: losses.controllers.warmup_cosine. An expert's rows have no grade and a lesson_NT: from"
-    " Python.",
+    " step to step: warmup_cosine in train.coefs. The expert's answer is the row's `completion` or `solution`,"
+    " one beside each group [H]; there it is another data set's.",
 )  # fmt: skip
 
 # --- sampler-learner corrections on plain GRPO ------------------------------------------------
@@ -1290,7 +1308,8 @@ method(
     breaks="groups without a success teach nothing",
     reach_for="rare successes with much to learn in each",
     note="[V] TRL; the teacher is a mean of past policies (rate 0.05) that reads a sibling's answer before it"
-    " answers. Which one: groups.siblings. Needs taught_N: from Python.",
+    " answers: the group's first success but its own. Set teacher.path=policy, teacher.update=ema:0.95 and"
+    " {sibling} in teacher.prompt.",
 )  # fmt: skip
 
 # --- preference pairs -------------------------------------------------------------------------
@@ -1368,6 +1387,12 @@ for _name, _title, _paper, _year, _preference, _terms, _fixes, _breaks, _reach, 
      "both answers fall, the rejected one more",
      "the chosen answer becomes less likely on purpose",
      "data that are worse than the model", {"beta": 0.1}, "[V]"),
+    ("dpo_shift", "DPO-Shift", "2502.07599", 2025, shifted(beta=0.1, share=0.75), (),
+     "the chosen answer's own probability, which DPO lets fall: the rejected one counts less",
+     "the margin grows more slowly: what keeps the one costs the other",
+     "pairs/displaced_share near 1 with DPO", {"share": "0.55 to 0.95"},
+     "[V] authors' code, with a constant share; there it may also climb or fall with the step. POWER and PG-DPO, named beside it, are left out: no source that "
+     "could be read states their losses whole."),
     ("discopop", "DiscoPOP", "2406.08414", 2024, discopop(beta=0.1, tau=0.05), (),
      "found by search: logistic where the model errs, exponential where it is right",
      "not convex", "as DPO", {"beta": 0.05}, "[V] the blend is differentiated, too."),

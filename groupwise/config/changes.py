@@ -53,6 +53,7 @@ RESUME: dict[str, tuple[bool, str]] = {
     "engine.slots": (True, "speed and memory only"),
     "engine.weights": (False, "the copy that is sampled from is part of the checkpoint"),
     "train": (False, "the prompts that are admitted ahead are part of the checkpoint"),
+    "train.coefs": (False, "the coefficients so far came from it"),
     "train.sync": (True, "only what becomes of answers under way"),
     "turns": (True, "later episodes are played otherwise"),
     "turns.environment": (False, "another environment is another task, for a run of its own"),

@@ -416,7 +416,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Train:
-    """How far sampling may run ahead of learning."""
+    """The steps of a run: how far sampling runs ahead, and coefficients that change."""
 
     # steps that the weights which write an answer may be older than those that learn from it:
     # prompts are admitted so far ahead, and sampled and graded beside the update. 0: sampling and
@@ -427,6 +427,10 @@ class Train:
     # on under the new weights, which read anew what is written; "keep", they go on with the
     # caches of older weights
     sync: Literal["drain", "recompute", "keep"] = "drain"
+    # numbers of the recipe that change from step to step, by their places in it:
+    # {"penalty.coef" = "kl_target(target=6.0)"}; kl_target, entropy_target, warmup_cosine or
+    # rest_of_warmup_cosine
+    coefs: dict[str, str] = field(default_factory=dict)
 
 
 # Ways in which an episode ends.

@@ -170,6 +170,7 @@ _FILES = (
     "everything is a file of the run: metrics.jsonl, rollouts/, events.jsonl; watch.mirrors tells "
     "trackers, too"
 )
+NO_ENTROPY_TARGET = "the entropy bonus is constant, unless train.coefs has an entropy_target"
 # What has no counterpart, and why.
 NOWHERE = {
     "use_vllm": _NATIVE,
@@ -211,11 +212,11 @@ NOWHERE = {
     "trust_remote_code": "code that comes with a model is never run",
     "reward_fn_key": "all columns reach the reward, data_source too",
     "reward_manager": "a reward is a sum of parts",
-    "use_adaptive_entropy": "the entropy bonus is constant",
-    "entropy_coef_min": "the entropy bonus is constant",
-    "entropy_coef_max": "the entropy bonus is constant",
-    "entropy_coef_delta": "the entropy bonus is constant",
-    "entropy_target": "the entropy bonus is constant",
+    "use_adaptive_entropy": NO_ENTROPY_TARGET,
+    "entropy_coef_min": NO_ENTROPY_TARGET,
+    "entropy_coef_max": NO_ENTROPY_TARGET,
+    "entropy_coef_delta": NO_ENTROPY_TARGET,
+    "entropy_target": NO_ENTROPY_TARGET,
     "lora_modules_to_save": "an adapter is all that is trained",
     "use_dora": "LoRA and rsLoRA are what is trained",
     "exclude_modules": "adapter.targets takes a regular expression, which can leave layers out",

@@ -61,7 +61,8 @@ def _recipe() -> dict[str, Any]:
     """Return the schema of a recipe: a name, or a table of a name and what is changed of it."""
     name = {"anyOf": [{"enum": sorted(RECIPES)}, {"type": "string"}]}  # or file.py:name
     slot = {"type": ["string", "object", "array"]}
-    slots = dict.fromkeys((*KINDS, "source"), slot)
+    kinds = [kind for kind in KINDS if kind != "control"]  # which stand in train.coefs
+    slots = dict.fromkeys((*kinds, "source"), slot)
     return {"anyOf": [name, {"type": "object", "properties": {"name": name, **slots}}]}
 
 

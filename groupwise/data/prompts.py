@@ -117,6 +117,23 @@ def prepare(
     return Prepared(kept, dropped, limit, end[1] if end else "")
 
 
+def read_one(
+    task: Task,
+    tokenizer: Tokenizer,
+    *,
+    template: str,
+    system: str,
+    instruction: str,
+    room: int,
+) -> tuple[int, ...]:
+    """Return a prompt's token ids; none where it does not fit, or would be read otherwise."""
+    try:
+        ids = Reader(tokenizer, Wording(template, system, instruction)).ids(task)
+    except _Lost:
+        return ()
+    return tuple(ids) if len(ids) <= room else ()
+
+
 class Wording:
     """The form of a prompt for the model: plain text, or messages for its chat template."""
 

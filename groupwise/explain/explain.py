@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal
 
-import groupwise.recipes  # noqa: F401 - fills RECIPES
+import groupwise.losses.controls
+import groupwise.recipes  # noqa: F401 - fills RECIPES and the registry
 from groupwise.explain import pages
 from groupwise.explain.choose import choose
 from groupwise.explain.idle import Conditions, idle, told, updates_of
@@ -52,6 +53,7 @@ SLOT_MEANING = {
     "weighing": "a detached weight of each pair; several multiply",
     "labelling": "the loss of a labelled step",
     "width": "clip ranges inside a gate",
+    "control": "numbers that change from step to step (train.coefs)",
 }
 
 

@@ -43,6 +43,18 @@ def hinge(pairs: Pairs, *, beta: Positive = 0.1) -> PairLoss:
 
 
 @preference(
+    equation="L = −log σ({beta}·(x_w − {share}·x_l))",
+    fixes="the chosen answer's probability falls less, or rises: the rejected one pushes less",
+    breaks="a smaller margin between the two",
+)
+def shifted(pairs: Pairs, *, beta: Positive = 0.1, share: PositiveFraction = 0.75) -> PairLoss:
+    """DPO-Shift with a constant f(λ) (2502.07599)."""
+    chosen_N, rejected_N = _rewards(pairs, beta)
+    margin_N = chosen_N - share * rejected_N
+    return from_reference(-F.logsigmoid(margin_N), chosen_N, rejected_N)
+
+
+@preference(
     equation="L = (x_w − x_l − 1/(2·{beta}))²",
     fixes="the margin has a target: labels that are sure can't drive it to infinity",
     breaks="the target is for sums, so long answers reach it with small changes a token",

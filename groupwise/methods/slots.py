@@ -48,6 +48,7 @@ ARGUMENTS = {
     "weighing": ("chosen_N", "rejected_N"),
     "labelling": ("steps",),
     "width": ("segment_entropy_NT",),
+    "control": ("held", "step", "seen"),
 }
 KINDS = tuple(ARGUMENTS)
 
@@ -77,11 +78,12 @@ Fraction = Annotated[float, Range(0.0, 1.0)]
 PositiveFraction = Annotated[float, Range(0.0, 1.0, above=True)]
 Real = Annotated[float, Range()]
 Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range(0)]
 Ddof = Annotated[int, Range(0, 1)]
 Stream = Literal["old", "sampler"]
 RANGES = (
-    "NonNegative, Positive, AboveOne, Fraction, PositiveFraction, Real, Count, Ddof, Literal[...] "
-    "or Slot"
+    "NonNegative, Positive, AboveOne, Fraction, PositiveFraction, Real, Count, Whole, Ddof, "
+    "Literal[...] or Slot"
 )
 
 
@@ -383,6 +385,7 @@ summing = _decorator("summing")
 weighing = _decorator("weighing")
 labelling = _decorator("labelling")
 width = _decorator("width")
+control = _decorator("control")
 
 
 def find(kind: str, name: str) -> Definition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from groupwise import config
 from groupwise.common.progress import counted
-from groupwise.errors import ConfigError, RunError
+from groupwise.errors import ConfigError, RecipeWarning, RunError
 from groupwise.groups.phase import passes, updates
 from groupwise.losses.measures import Tally
 from groupwise.losses.phase import role_phase, token_phase
@@ -299,8 +300,12 @@ class PolicyLearner(Learner):
         return [list(range(a, b)) for a, b in pairwise(cuts)]
 
     def recipe_at(self, rates: LearningRates) -> Recipe:
-        """Return the recipe as it runs at these rates: with targets of its own while one waits."""
-        recipe = self.recipe
+        """Return the recipe as it runs at these rates: with targets of its own while one waits,
+        and with the step's coefficients.
+        """
+        with warnings.catch_warnings():  # doubts were told when the run began
+            warnings.simplefilter("ignore", RecipeWarning)
+            recipe = self.recipe.configure(rates.coefs)
         for role in self.roles.values() if rates.policy is None else ():
             recipe = role.alone(recipe)
         return recipe
@@ -406,7 +411,8 @@ class PolicyLearner(Learner):
         reroutes = routes is not None and routes.before is not None
         learned = Learned(Trace.empty(batch.mask_NT, reroutes=reroutes))
         learned.roles = {role.name: RoleUpdates(role.name) for role in beside}
-        for rows, part in self._steps(self.recipe_at(rates), batch, parts, sequences):
+        recipe = self.recipe_at(rates)
+        for rows, part in self._steps(recipe, batch, parts, sequences):
             for role in beside:
                 rate = rates.roles[role.name]
                 self._update_role(role, part, rows, sequences, rate, learned.roles[role.name])
@@ -416,7 +422,7 @@ class PolicyLearner(Learner):
             part = replace(part, watched=True, moved=moved and batch.old_logp_NT is None)
             results: list[Measured] = []
             accumulate = partial(
-                self._accumulate, part, rows, sequences, routes, learned.trace, results
+                self._accumulate, recipe, part, rows, sequences, routes, learned.trace, results
             )
             outcome = self.update(accumulate, rates.policy, rates.roles)
             learned.add(outcome, results)
@@ -493,6 +499,7 @@ class PolicyLearner(Learner):
 
     def _accumulate(
         self,
+        recipe: Recipe,
         part: TokenBatch,
         rows: Rows,
         sequences: Sequences,
@@ -520,7 +527,7 @@ class PolicyLearner(Learner):
                 found |= {} if routed is None else routed.streams()
                 for role in self.roles.values():
                     found |= {} if role.apart else role.outputs(packed)
-                result = token_phase(self.recipe, micro, apart=self.apart, **found)
+                result = token_phase(recipe, micro, apart=self.apart, **found)
                 work.backward(result.loss)
             if work.turn.counts:
                 seen += [(name, x.detach()) for name, x in found.items()]

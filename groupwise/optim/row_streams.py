@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import DataError
-from groupwise.optim.turn_streams import outcome_rewards, result_starts, states, turn_rewards
+from groupwise.groups.trees import subtrees
+from groupwise.optim.turn_streams import (
+    outcome_rewards,
+    result_starts,
+    states,
+    turn_rewards,
+)
 from groupwise.records import Rollout, Task
 
 NONE = float("nan")
 FLAWED = "flawed"  # the part of the reward that marks answers which are right for wrong reasons
+EXPERT = "expert"  # whose weights wrote a lesson, in `Completion.weights`
 ROLE, REFERENCE = "role", "reference_rewards"  # columns of the data
 Weights = Mapping[str, float]
 
@@ -70,6 +77,17 @@ def reference_rewards(task: Task) -> list[float]:
     return [float(x) for x in rewards]
 
 
+def ages(groups: Sequence[Sequence[Rollout]], version: int) -> Tensor:
+    """Return how many updates ago each token was sampled, [N, T]; 0 behind a row's end."""
+    rows = [
+        torch.cat([torch.full((run.tokens,), version - run.version) for run in versions])
+        for group in groups
+        for row in group
+        if (versions := row.completion.versions)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).clamp(min=0).float()
+
+
 def _roles(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
     return torch.tensor([role_of(row.task) for row in rows])
 
@@ -105,6 +123,29 @@ def _of_reference(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
     return torch.tensor([[*rewards, *[NONE] * (width - len(rewards))] for rewards in lists])
 
 
+def _peers(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Number the comparisons: answers of one role whose episodes began in one state."""
+    numbers = dict[Any, int]()
+    found = []
+    for row in rows:
+        episode = row.completion.episode
+        begun = episode.turns[0].state if episode is not None and episode.turns else None
+        found.append(numbers.setdefault((role_of(row.task), begun), len(numbers)))
+    return torch.tensor(found)
+
+
+def _lessons(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Mark the tokens of answers that an expert wrote: each counts 1."""
+    wrote = torch.tensor([row.completion.weights == EXPERT for row in rows])
+    return (mask_NT & wrote[:, None].to(mask_NT.device)).float()
+
+
+def _tree(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:
+    """Return the subtrees of answers of a group, by the tokens that they begin with."""
+    groups = [(row.task.id, row.draw) for row in rows]
+    return subtrees([row.completion.token_ids for row in rows], groups)
+
+
 MAKERS: dict[str, Callable[[Sequence[Rollout], Tensor], Tensor]] = {
     "role_N": _roles,
     "flawed_N": _flawed,
@@ -115,4 +156,7 @@ MAKERS: dict[str, Callable[[Sequence[Rollout], Tensor], Tensor]] = {
     "result_start_N": result_starts,
     "turn_reward_N": turn_rewards,
     "outcome_reward_N": outcome_rewards,
+    "peer_N": _peers,
+    "branch_NL": _tree,
+    "lesson_NT": _lessons,
 }

@@ -17,10 +17,11 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
 
 
 class LearningRates(NamedTuple):
-    """The learning rates of one step."""
+    """The learning rates of one step, and the numbers of the recipe that it changes."""
 
     policy: float | None  # None: it waits, while what stands beside it learns
     roles: Mapping[str, float] = {}
+    coefs: Mapping[str, float] = {}  # by their places in the recipe
 
 
 def learning_rate(

@@ -11,7 +11,7 @@ from torch import Tensor
 from groupwise.records import POLICY, Completion, Episode, Rollout
 
 # Of episodes alone: what no answer of one turn has.
-OF_EPISODES = ("state_NT", "turn_reward_N", "outcome_reward_N", "result_start_N")
+OF_EPISODES = ("state_NT", "peer_N", "turn_reward_N", "outcome_reward_N", "result_start_N")
 
 
 def states(rows: Sequence[Rollout], mask_NT: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from groupwise.prepare.episodes_setup import tools_of, turns_of
 from groupwise.prepare.placing import check_device, place
 from groupwise.prepare.scored import check_held_out, fitting_rows
 from groupwise.prepare.supervised import judged_rows, learned_rows, without_bad_lessons
-from groupwise.prepare.teacher_prompts import with_teacher_ids
+from groupwise.prepare.teacher_prompts import shows_siblings, with_teacher_ids
 from groupwise.records import Task
 
 # Tasks are data: the same in every run, so that runs with other seeds can be compared.
@@ -193,7 +193,8 @@ def prepare_tasks(config: Config, found: CheckedData, loaded: Loaded) -> Setup:
         notes.append(selection.line())
     for name in config.recipe.roles:
         ROLES[name].check_tokens(config, fitting.train, tokenizer)
-    if any(ROLES[name].reads_otherwise(config) for name in config.recipe.roles):
+    otherwise = any(ROLES[name].reads_otherwise(config) for name in config.recipe.roles)
+    if otherwise and not shows_siblings(config):
         train, left_out = with_teacher_ids(config, fitting.train, tokenizer, shape)
         fitting, notes = replace(fitting, train=train), [*notes, *left_out]
     if not config.recipe.supervised:  # such rows were encoded with all that is checked there

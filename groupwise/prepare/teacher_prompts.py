@@ -14,6 +14,8 @@ from groupwise.model.config import ModelConfig
 from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.records import Task
 
+SIBLING = "sibling"  # in teacher.prompt: an answer of the group that succeeded
+
 
 def with_teacher_ids(
     config: Config, tasks: Sequence[Task], tokenizer: Tokenizer, shape: ModelConfig
@@ -55,11 +57,23 @@ def teacher_task(config: Config, task: Task) -> Task:
     return replace(task, prompt=(*before, {**last, "content": content}))
 
 
+def with_sibling(task: Task, text: str) -> Task:
+    """Return the task with an answer of its group as one more column."""
+    return replace(task, columns={**task.columns, SIBLING: text})
+
+
+def shows_siblings(config: Config) -> bool:
+    """Tell whether the teacher reads answers of the group, which only a step knows."""
+    return "taught_N" in config.recipe.streams
+
+
 def check_teacher_prompts(config: Config, tasks: Sequence[Task]) -> None:
     """Refuse rows without what the teacher is to read, before there is a model."""
     asked = config.teacher.prompt
     if not asked:
         return
+    if shows_siblings(config):
+        tasks = [with_sibling(task, "...") for task in tasks]
     if PROMPT not in asked:
         raise DataError(
             f"teacher.prompt = {asked!r} leaves the prompt out. Write {PROMPT} where it goes."

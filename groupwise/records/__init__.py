@@ -1,6 +1,6 @@
 """The nouns. Tensor names carry their axes: `_N` sequence (row), `_T` token, `_K` top-k entry."""
 
-from groupwise.records.batch import Average, Groups, Memory, TokenBatch, Visit
+from groupwise.records.batch import Average, Groups, Memory, StoredAnswer, TokenBatch, Visit
 from groupwise.records.rollouts import (
     POLICY,
     Branch,
@@ -30,6 +30,7 @@ __all__ = [
     "Memory",
     "Message",
     "Rollout",
+    "StoredAnswer",
     "Task",
     "TokenBatch",
     "Turn",

@@ -40,6 +40,14 @@ class Average:
 
 
 @dataclass(frozen=True)
+class StoredAnswer:
+    """An earlier answer to a prompt, and its log-probabilities then; NaN where others wrote."""
+
+    token_ids: tuple[int, ...]
+    logp: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Memory:
     """Values that steps hand on to later ones; part of a checkpoint."""
 
@@ -49,6 +57,7 @@ class Memory:
     role_average: Mapping[int, float] = field(default_factory=dict)
     # α and β of what each prompt is expected to give
     prompt_beta: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    answers: Mapping[int, StoredAnswer] = field(default_factory=dict)  # the last one by prompt
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from groupwise.errors import ConfigError
 from groupwise.methods.method import Method
 from groupwise.optim.roles import ROLES
 from groupwise.stages import lag_checks, stage_of
+from groupwise.stages.coefficients import coefficients_of_nothing
 from groupwise.stages.curriculum_checks import curriculum_of_what
 from groupwise.stages.ignored import ignored
 from groupwise.stages.run_checks import earlier_runs
@@ -286,6 +287,7 @@ REFUSED: tuple[StageRule, ...] = (
     likeliest_tokens_not_recorded,
     unknown_rules,
     curriculum_of_what,
+    coefficients_of_nothing,
     *lag_checks.ANY,
     *OF_TURNS,
     *ANY_REFUSED,

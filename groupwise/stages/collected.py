@@ -25,6 +25,9 @@ class Collected:
     greedy: list[Group] = field(default_factory=list)  # one baseline a group, where asked for
     sampled: bool = True  # or taken from the data
     batch: TokenBatch | None = None  # of the groups, where filters looked at it
+    lessons: list[Rollout] = field(
+        default_factory=list
+    )  # an expert's, one a group, where asked for
     branches: list[Group] = field(default_factory=list)  # of each group's answers, where asked for
     judged: list[JudgedAnswer] = field(
         default_factory=list

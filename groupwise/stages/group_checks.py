@@ -16,6 +16,7 @@ from groupwise.methods.slots import Slot
 from groupwise.model.formats.checkpoint import stored_shape
 from groupwise.optim.row_streams import FLAWED, is_flawed
 from groupwise.optim.turn_streams import OF_EPISODES
+from groupwise.prepare.teacher_prompts import SIBLING
 from groupwise.records import Memory, Visit
 from groupwise.stages import lag_checks
 from groupwise.stages.ignored import ignored
@@ -26,8 +27,6 @@ TAKES_ONE = "reinforce_pp, remax or reinforce"
 # Streams that an answer has because it was sampled in this run.
 OF_SAMPLES = ("sampler_logp_NT", "sampler_topk_logp_NTK", "sampler_topk_id_NTK", "greedy_reward_N",
               "step_value_NT")  # fmt: skip
-# What no source of a run gives: who calls the two phases from Python passes it.
-FROM_PYTHON = ("peer_N", "drift_N", "expert_N", "lesson_NT", "taught_N", "age_NT", "branch_NL")
 SMALL_BATCH = 32  # completions
 SINGLES = 24  # answers of the trial, each alone in its group
 
@@ -55,26 +54,28 @@ def source_without_a_sampler(config: Config, recipe: Recipe) -> Iterator[str]:
             yield ignored(config, name, recipe.name, why)
 
 
-def streams_from_python_alone(config: Config, recipe: Recipe) -> Iterator[str]:
-    lacking = [name for name in recipe.streams if name in FROM_PYTHON]
-    if lacking:
-        (reader, *_) = [slot for slot in recipe.slots() if lacking[0] in slot.needs]
+def siblings_of_nobody(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Refuse a teacher that would not see the answers which it is to teach with."""
+    asked = config.teacher
+    if "taught_N" in recipe.streams and (
+        asked.path != "policy" or f"{{{SIBLING}}}" not in asked.prompt
+    ):
         yield (
-            f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}) for {reader.kind} "
-            f"{reader.name}, and no run gives that: it is for batches of your own, "
-            f"TokenBatch.build({lacking[0]}=...). Take another recipe, or take the slot out."
+            f"recipe {recipe.name} learns from the policy itself as it reads an answer of the "
+            "group that succeeded. Set teacher.path=policy, teacher.update=ema:0.95 and a "
+            "teacher.prompt with that answer in it, for example "
+            f"teacher.prompt='{{prompt}}\\n\\nA right solution: {{{SIBLING}}}'."
         )
 
 
-def turns_that_nobody_answers(config: Config, recipe: Recipe) -> Iterator[str]:
-    """Refuse to read of answers of one turn what only episodes have."""
+def episodes_of_nobody(config: Config, recipe: Recipe) -> Iterator[str]:
+    """Refuse recipes that tell turns apart where the policy has one alone."""
     lacking = [name for name in recipe.streams if name in OF_EPISODES]
     if lacking and not config.turns.used:
-        (reader, *_) = [slot for slot in recipe.slots() if lacking[0] in slot.needs]
         yield (
-            f"recipe {recipe.name} reads {lacking[0]} ({STREAMS[lacking[0]]}) for {reader.kind} "
-            f"{reader.name}, and nothing answers the policy, so there are no turns. Set "
-            "turns.environment or turns.tools, or take another recipe."
+            f"recipe {recipe.name} reads {STREAMS[lacking[0]]} ({lacking[0]}), and nothing answers "
+            "the policy. Set turns.environment or turns.tools, or take a recipe for one turn, such "
+            "as dr_grpo."
         )
 
 
@@ -273,9 +274,9 @@ def small_batch(config: Config, recipe: Recipe) -> Iterator[str]:
 
 REFUSED = (
     source_without_a_sampler,
-    streams_from_python_alone,
+    siblings_of_nobody,
+    episodes_of_nobody,
     flaws_without_a_judge,
-    turns_that_nobody_answers,
     batch_smaller_than_updates,
     group_of_one,
     sampler_narrower_than_learner,

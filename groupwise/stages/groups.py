@@ -25,7 +25,7 @@ from groupwise.optim.learner import PolicyLearner
 from groupwise.optim.packs import Sequences
 from groupwise.optim.roles import ROLES, role_sizes
 from groupwise.optim.roles.role import Role
-from groupwise.optim.row_streams import check_row_columns
+from groupwise.optim.row_streams import ages, check_row_columns
 from groupwise.optim.schedules import LearningRates
 from groupwise.optim.step import StepOutcome, first_bad
 from groupwise.optim.step_values import value_streams
@@ -39,6 +39,17 @@ from groupwise.stages.branches import branches_of
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.consequences import anchored, idle_slots, sampled_from
 from groupwise.stages.data_answers import check_weights
+from groupwise.stages.demonstrations import with_demonstrations
+from groupwise.stages.earlier_answers import READS as DRIFT
+from groupwise.stages.earlier_answers import drift_of, earlier, with_answers
+from groupwise.stages.lessons import READS as LESSONS
+from groupwise.stages.lessons import (
+    check_lessons_there,
+    lessons_of,
+    own_rows,
+    with_lessons,
+    without_lessons,
+)
 from groupwise.stages.likelihood import judge_rows
 from groupwise.stages.parts import Parts
 from groupwise.stages.policy_answers import greedy
@@ -75,6 +86,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         for text in group_checks.routes_not_told(self.config, self.recipe):
             raise ConfigError(text)
         check_row_columns(self.recipe.streams, tasks)
+        check_lessons_there(self.recipe.streams, tasks)
         if not self.recipe.supervised:
             return super().check_tasks(tasks)
         check_lessons(self.config, tasks)
@@ -143,6 +155,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         asks_greedy = "greedy_reward_N" in self.recipe.streams
         baselines = greedy(config, parts, used, clock) if asks_greedy else []
         how = branching_of(self.recipe)
+        model, tokenizer = parts.loaded.model, parts.loaded.tokenizer
         return Collected(
             used,
             dropped,
@@ -151,6 +164,11 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
             baselines,
             self.source.sampled,
             batch,
+            lessons=(
+                lessons_of(used, tokenizer, model.config.context)
+                if LESSONS in self.recipe.streams
+                else []
+            ),
             branches=branches_of(config, parts, used, how, clock) if how is not None else [],
         )
 
@@ -182,12 +200,14 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         clock: Clock,
     ) -> StepUpdates:
         """Score the rollouts, run the batch phase over all groups, make the updates."""
-        learner, groups = parts.learner, collected.groups
+        learner, groups = parts.learner, with_lessons(collected.groups, collected.lessons)
         recipe, sequences = learner.recipe_at(rates), sequences_of(groups)
         split = learner.parts(group_numbers(recipe, groups))
+        own_N, before = own_rows(groups), earlier(memory, groups)
         with clock("score") if self._score_passes(recipe) else nullcontext():
+            sequences, known = self._known_of_rows(parts, memory, groups, sequences, before)
             streams, routes = learner.look_back(recipe, sequences, split)
-            streams |= learner.role_streams(sequences, split)
+            streams |= learner.role_streams(sequences, split) | known
         bad = first_bad(streams.items())
         if bad is not None:  # no batch can be made of it: the rollout file has what was sampled
             outcome = StepOutcome(grad_norm=float("nan"), clipped=False, skipped=True, bad=bad)
@@ -198,7 +218,7 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         batch = assemble(
             recipe,
             groups,
-            self.as_batch(parts, groups) if collected.batch is None else collected.batch,
+            collected.batch if collected.batch and own_N is None else self.as_batch(parts, groups),
             greedy=[group[0].grade.reward for group in collected.greedy] or None,
             memory=memory,
             device=learner.device,
@@ -231,21 +251,55 @@ class GroupStage(Stage[Recipe, PolicyLearner]):
         frozen = self.config.adapter.used
         streams_NT = token_streams(result.batch, learned.trace if learned.outcomes else None)
         streams_NT |= learner.columns(result.batch, rates)
-        tail = mismatch_tail(result.batch, streams_NT) if collected.sampled else {}
+        streams_NT = without_lessons(streams_NT, own_N)
+        kept = result.batch if own_N is None else result.batch.select(own_N.to(learner.device))
+        tail = mismatch_tail(kept, streams_NT) if collected.sampled else {}
         routed = {} if routes is None else routes.metrics()
         if self.recipe.supervised:
             tail = likelihood(result.batch, streams_NT, sequences)
         return StepUpdates(
             outcomes=learned.outcomes,
             metrics=result.metrics | measured | learned.metrics() | tail | routed,
-            memory=result.memory,
-            batch=result.batch,
+            memory=self._memory(result.memory, collected.groups, streams_NT),
+            batch=kept,
             streams=streams_NT,
             work={
-                "score": add(*[forward_cost(shape, sizes)] * self._score_passes(recipe)),
+                "score": add(
+                    *[forward_cost(shape, sizes)] * self._score_passes(recipe),
+                    *([forward_cost(shape, before.sizes())] if before else []),
+                ),
                 "update": update_cost(shape, sizes, passes=passes + taught, frozen=frozen),
             },
         )
+
+    def _known_of_rows(
+        self,
+        parts: Parts[PolicyLearner],
+        memory: Memory,
+        groups: Sequence[Group],
+        sequences: Sequences,
+        before: Sequences | None,
+    ) -> tuple[Sequences, dict[str, Tensor]]:
+        """Return the rows as models read them, and the streams that hang on more than a row."""
+        learner, wanted, found = parts.learner, self.recipe.streams, dict[str, Tensor]()
+        if "age_NT" in wanted:
+            found["age_NT"] = ages(groups, learner.optimizer.steps)
+        if DRIFT in wanted:
+            found[DRIFT] = drift_of(learner, memory, groups, before)
+        if "taught_N" in wanted:
+            tokenizer, context = parts.loaded.tokenizer, learner.model.config.context
+            shown = with_demonstrations(self.config, groups, sequences, tokenizer, context)
+            sequences, found["taught_N"] = shown
+        return sequences, found
+
+    def _memory(
+        self, memory: Memory, groups: Sequence[Group], streams: Mapping[str, Tensor | None]
+    ) -> Memory:
+        """Return the memory behind a step, with the answers that the next visit is measured by."""
+        logp_NT = streams["learner_logp"]
+        if DRIFT not in self.recipe.streams or logp_NT is None:
+            return memory
+        return with_answers(memory, groups, logp_NT)
 
     def evaluate(self, parts: Parts[PolicyLearner]) -> Evaluation:
         """Measure held-out tasks by samples; rows that are learned as they stand by likelihood."""

@@ -39,7 +39,7 @@ from groupwise.model.adapters.lora import adapters
 from groupwise.model.formats import checkpoint
 from groupwise.model.formats.checkpoint import Contents, Part
 from groupwise.model.layers.transformer import Policy
-from groupwise.records import Average, Memory, Visit
+from groupwise.records import Average, Memory, StoredAnswer, Visit
 from groupwise.runfiles.whole import sync_folder
 
 VERSION = 1  # of the resume folder
@@ -284,6 +284,10 @@ def memory_to_json(memory: Memory) -> dict[str, Any]:
         "pair_reward": [memory.pair_reward.mean, memory.pair_reward.steps],
         "role_average": {str(role): mean for role, mean in memory.role_average.items()},
         "prompt_beta": {str(prompt): list(x) for prompt, x in memory.prompt_beta.items()},
+        "answers": {
+            str(prompt): [list(x.token_ids), [None if math.isnan(p) else p for p in x.logp]]
+            for prompt, x in memory.answers.items()
+        },
     }
 
 
@@ -297,7 +301,11 @@ def memory_from_json(values: Mapping[str, Any]) -> Memory:
     # Nor anything of roles and of what prompts are expected to give.
     roles = {int(role): mean for role, mean in values.get("role_average", {}).items()}
     betas = {int(n): (x[0], x[1]) for n, x in values.get("prompt_beta", {}).items()}
-    return Memory(visits, values["reward_average"], pair_reward, roles, betas)
+    answers = {
+        int(n): StoredAnswer(tuple(ids), tuple(math.nan if p is None else p for p in logp))
+        for n, (ids, logp) in values.get("answers", {}).items()
+    }
+    return Memory(visits, values["reward_average"], pair_reward, roles, betas, answers)
 
 
 def _steps(parent: Path) -> dict[int, Path]:

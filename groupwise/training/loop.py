@@ -27,6 +27,8 @@ from groupwise.parallel.world import World
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.placing import place_line
 from groupwise.runfiles.folder import RunFolder
+from groupwise.stages.coefficients import after, applied, begun
+from groupwise.stages.coefficients import measures as coefficient_measures
 from groupwise.stages.collected import Collected, tokens_of
 from groupwise.stages.parts import Parts
 from groupwise.stages.rows import rows_of
@@ -225,6 +227,8 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
 
     # Advantages, loss, update.
     rates = rates_at(config, progress.step, progress.total_steps(config), progress.waited)
+    progress.coefs = progress.coefs or begun(config)
+    rates = rates._replace(coefs=applied(progress.coefs))
     version = progress.version  # that rollouts should be of
     before_update(run, clock)
     keeper.saver.hold_changes()
@@ -241,6 +245,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     delivered = check_delivery(progress, parts)
     for role in parts.learner.roles.values():
         role.after_step(parts.learner.model, progress.step)
+    progress.coefs = after(config, progress.coefs, progress.step, updates.metrics)
     enough = check_updates(config, progress, updates, reporter, leads=run.world.leads)
     if rates.policy is None:
         end_waiting(config, progress, updates, reporter)
@@ -248,6 +253,7 @@ def one_step(run: Run, stop: threading.Event) -> Metrics | None:
     # What it was like, how good the policy is now, what it cost; all of it written down.
     metrics: Metrics = {
         **step_metrics(run, collected, updates, version),
+        **coefficient_measures(config, rates.coefs, updates.metrics),
         "optim/learning_rate": rates.policy or 0.0,
         "weights/fingerprint": delivered,
         **parts.engine.measures(),

@@ -14,6 +14,7 @@ from groupwise.config import Config
 from groupwise.data.cursor import TaskCursor
 from groupwise.evaluate.evaluate import Evaluation
 from groupwise.records import Memory
+from groupwise.stages.coefficients import Coefficient, Coefficients
 from groupwise.sync.checkpoints import memory_from_json, memory_to_json
 
 # How a field is written to JSON and read back, where it is not what JSON gives by itself.
@@ -22,6 +23,10 @@ MEMORY = {"to_json": memory_to_json, "from_json": memory_from_json}
 BY_NUMBER = {
     "to_json": lambda found: {str(number): x for number, x in found.items()},
     "from_json": lambda read: {int(number): x for number, x in read.items()},
+}
+COEFS = {
+    "to_json": lambda found: {place: list(each) for place, each in found.items()},
+    "from_json": lambda read: {place: Coefficient(*each) for place, each in read.items()},
 }
 EVALUATION = {
     "to_json": lambda found: None if found is None else found.as_dict(),
@@ -45,6 +50,8 @@ class Progress:
     step: int = 0  # finished ones
     version: int = 0  # updates so far
     memory: Memory = field(default_factory=Memory, metadata=MEMORY)
+    # What train.coefs is at, by its place in the recipe.
+    coefs: Coefficients = field(default_factory=dict, metadata=COEFS)
     # What a critic knew in each of the steps that it learned alone, where anything was to know.
     alone: list[float] = field(default_factory=list)
     waited: int | None = None  # steps before the policy's first, where they ended early

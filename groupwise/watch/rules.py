@@ -412,6 +412,16 @@ RULES: list[Rule] = [
         source="trl#3857, jsboige/CoursIA#10603 (two samples a group: 70 % dead)",
     ),
     Rule(
+        "KL off its target",
+        above("coef/kl_over_target", limit=3.0, steps=20),
+        sees=("coef/kl_over_target",), since=30, of="coef/",
+        threshold="three times the target in most of 20 steps", origin="our choice; a step changes the coefficient by a fifth of answers/horizon at the most",
+        sure="likely",
+        means="the coefficient grows too slowly to hold the policy at its target",
+        change="a tenth of the horizon in train.coefs",
+        source="Ziegler et al. 2019 (1909.08593): a horizon of 10,000 answers, in runs of a million",
+    ),
+    Rule(
         "guessing",
         signs.guesses,
         sees=("pass_rate/skill", "correct/mean"), since=30,

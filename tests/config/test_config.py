@@ -34,7 +34,7 @@ from groupwise.recipes import RECIPES
 from groupwise.records import TokenBatch
 from groupwise.stages.checks import check_config
 from groupwise.stages.describe import describe
-from groupwise.stages.group_checks import FROM_PYTHON, needs_a_group
+from groupwise.stages.group_checks import needs_a_group
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_CPU = {"model.device": "cpu", "model.dtype": "float32"}
@@ -520,12 +520,17 @@ def test_every_recipe_trains_by_name_or_says_what_it_lacks(name: str) -> None:
         with pytest.raises(ConfigError, match=rf"{message}.*or take gspo"):
             check_config(config)
         assert not check_config(load(recipe=name, tiny={"experts": 8}))
-    elif set(config.recipe.streams) & set(FROM_PYTHON):
-        with pytest.raises(ConfigError, match=f"recipe {name} reads .*for batches of your own"):
-            check_config(config)
     elif set(config.recipe.streams) & set(OF_EPISODES):
-        with pytest.raises(ConfigError, match=f"recipe {name} reads .*so there are no turns"):
+        with pytest.raises(ConfigError, match=f"recipe {name} reads .*nothing answers the policy"):
             check_config(config)
+        check_config(load(recipe=name, turns={"environment": "guess"}))
+    elif name == "sdpo":
+        with pytest.raises(ConfigError, match="reads an answer of the group that succeeded"):
+            check_config(
+                load(recipe=name, **{"teacher.path": "policy", "teacher.update": "ema:0.95"})
+            )
+        told = {"path": "policy", "update": "ema:0.95", "prompt": "{sibling} {prompt}"}
+        assert not check_config(load(recipe=name, teacher=told))
     elif name == "fapo":
         with pytest.raises(ConfigError, match="no part of the reward says so"):
             check_config(config)

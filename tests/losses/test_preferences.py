@@ -20,6 +20,7 @@ from groupwise.losses.preferences import (
     ipo_token_mean,
     odds_ratio,
     robust,
+    shifted,
     simpo,
 )
 from groupwise.losses.unpaired import CalledAnswers, baseline_of, kto
@@ -90,6 +91,18 @@ def test_losses_and_gradients_are_those_of_the_formulas(
     by_token = loss.name in ("simpo", "ipo_token_mean")
     weight = [n / m for n, m in zip(GIVEN[4], GIVEN[5], strict=True)] if by_token else [1.0] * 3
     assert two == pytest.approx([-x * w for x, w in zip(chosen, weight, strict=True)], rel=1e-9)
+
+
+def test_a_shifted_pair_pushes_the_rejected_answer_by_its_share() -> None:
+    """With a share of 1 it is DPO; below, the slope of the rejected answer is that share of it."""
+    found, one, two = slopes(shifted(0.1, 0.6), pairs())
+    margins = [0.1 * (a - c - 0.6 * (b - d)) for a, b, c, d in zip(*GIVEN[:4], strict=True)]
+    assert found.loss_N.tolist() == pytest.approx([math.log1p(math.exp(-m)) for m in margins])
+    wanted = [-0.1 / (1 + math.exp(m)) / 3 for m in margins]
+    assert one == pytest.approx(wanted, rel=1e-9)
+    assert two == pytest.approx([-0.6 * x for x in wanted], rel=1e-9)
+    plain, whole = slopes(logistic(0.1), pairs()), slopes(shifted(0.1, 1.0), pairs())
+    assert whole[1:] == plain[1:] and torch.equal(whole[0].loss_N, plain[0].loss_N)
 
 
 def test_a_satisfied_hinge_and_a_sure_pair() -> None:

@@ -13,9 +13,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "groupwise"
 # The slot kinds' decorators (methods/slots.py). A slot function may name its method and the paper
 # in the place of a verb: "GRPO (2402.03300)."
 SLOT_KINDS = {
-    "advantage", "aggregation", "auxiliary", "correction", "filter_", "gate", "labelling",
-    "likelihood", "pairing", "penalty", "preference", "ratio", "schedule", "shaping", "summing",
-    "weighing", "width",
+    "advantage", "aggregation", "auxiliary", "control", "correction", "filter_", "gate",
+    "labelling", "likelihood", "pairing", "penalty", "preference", "ratio", "schedule", "shaping",
+    "summing", "weighing", "width",
 }  # fmt: skip
 PAPER = re.compile(r"\b\d{4}\.\d{5}\b")
 NO_VERBS = """

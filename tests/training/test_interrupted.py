@@ -25,7 +25,6 @@ from groupwise.replay.recorded import open_recorded
 from groupwise.replay.replay import Replay
 from groupwise.runfiles.folder import RunFolder
 from groupwise.runfiles.rollouts import PER_TOKEN, read
-from groupwise.stages import group_checks
 from groupwise.stages.pairs import pairs_of
 from groupwise.training.guards import check_agreement
 from groupwise.training.loop import one_step
@@ -37,7 +36,9 @@ TRAINABLE = [
     for name, made in RECIPES.items()
     if isinstance(made, Recipe)
     and made.samples
-    and not set(made.streams) & {*group_checks.FROM_PYTHON, *OF_EPISODES}
+    # An environment interrupts those of episodes; a teacher that reads an answer of the group in
+    # its prompt is refused where there are turns.
+    and not set(made.streams) & {*OF_EPISODES, "taught_N"}
 ]
 
 

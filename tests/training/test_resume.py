@@ -39,6 +39,24 @@ KINDS: dict[str, dict[str, Any]] = {
     "a memory of prompts": {"recipe": "dcpo", "data__size": 12, "eval__tasks": 4},
     "a curriculum": {"data__size": 16, "curriculum__easy": 0.25, "curriculum__hard": 0.25},
     "group sizes by pass rate": {"data__size": 16, "curriculum__group_sizes": "knapsack"},
+    "earlier answers by prompt": {"recipe": "spo", "data__size": 12, "eval__tasks": 4},
+    "a teacher that reads siblings": {
+        "recipe": "sdpo",
+        "teacher__path": "policy",
+        "teacher__update": "ema:0.95",
+        "teacher__prompt": "{sibling}{prompt}",
+    },
+    "an expert's answers": {
+        "recipe": "chord",
+        "train__coefs": {
+            "auxiliary.coef": "warmup_cosine(warmup=1, decay=3, peak=0.8)",
+            "correction.by": "rest_of_warmup_cosine(warmup=1, decay=3, peak=0.8)",
+        },
+    },
+    "a KL that is held": {
+        "recipe": "grpo",
+        "train__coefs": {"penalty.coef": "kl_target(target=0.001, horizon=20)"},
+    },
     "a learned exponent": {"recipe": "lambda_grpo"},
     "branches of answers": {
         "recipe": "vineppo",

@@ -156,6 +156,7 @@ Change = Callable[[dict[str, Any], int], dict[str, Any]]
 SICKNESSES: dict[str, Change] = {
     "grader errors": lambda line, n: {"reward/failed_share": 0.02},
     "uneven ranks": lambda line, n: {"time/rank_imbalance": 1.6},
+    "KL off its target": lambda line, n: {"coef/kl_over_target": 4.0 + 0.1 * (n % 3)},
     "no reward": lambda line, n: {"reward/missing_share": 1.0},
     "reward noise": lambda line, n: {"reward/unequal_share": 0.3},
     "sampler behind": lambda line, n: {"mismatch/abs_mean": 0.001 + 0.03 * (n - 1)},

@@ -211,7 +211,9 @@ def _penalty(theirs: Settings, answer: Answer) -> None:
 
 def _left_out(theirs: Settings, answer: Answer) -> None:
     if theirs["use_adaptive_entropy"]:
-        answer.missing["use_adaptive_entropy"] = "the entropy bonus is constant"
+        answer.missing["use_adaptive_entropy"] = (
+            "the entropy bonus is constant, unless train.coefs has an entropy_target for it"
+        )
     if theirs["mask_truncated_completions"]:
         answer.settings["overlong"] = "mask"
     if weight := theirs["router_aux_loss_coef"]:

@@ -246,7 +246,9 @@ def _kl(theirs: Settings, answer: Answer) -> None:
         per = "token" if "recipe.auxiliary" in answer.settings else "sequence"
         answer.settings["recipe.shaping"] = f"kl_per_{per}(coef={coef}, estimator='{kind}')"
         if str(theirs["algorithm.kl_ctrl.type"]) != "fixed":
-            answer.missing["algorithm.kl_ctrl.type"] = "the coefficient stays as it is"
+            answer.missing["algorithm.kl_ctrl.type"] = (
+                "the coefficient stays as it is, unless train.coefs has a kl_target for it"
+            )
 
 
 def _filters(theirs: Settings, answer: Answer) -> None:
@@ -255,7 +257,9 @@ def _filters(theirs: Settings, answer: Answer) -> None:
         most = theirs.whole("algorithm.filter_groups.max_num_gen_batches")
         answer.settings["refills"] = "until full" if most <= 0 else most
     if theirs["algorithm.use_pf_ppo"]:
-        answer.missing["algorithm.use_pf_ppo"] = "rows of a batch are not drawn again by reward"
+        answer.missing["algorithm.use_pf_ppo"] = (
+            "take recipe.aggregation=token_mean_of_drawn(); there the critic draws, too"
+        )
     for prefix in ("reward_model.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"):
         if theirs[f"{prefix}.enable"]:
             _overlong(theirs, answer, prefix)
