@@ -280,7 +280,7 @@ def naive(text: str, gold: str) -> bool:
 
 
 def as_it_comes(text: str, gold: str, digits: int = 6) -> bool:
-    """math-verify's verdict, with its own limits of time. `digits` is an option of its suite's."""
+    """Return math-verify's verdict, within its own limits of time, rounded as its suite does."""
     from math_verify import parse, verify
 
     return bool(verify(parse(gold), parse(text), float_rounding=digits))

@@ -136,7 +136,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def nothing_left_if_refused(self, *others: Path) -> Iterator[None]:
-        """Where a start fails before it is written down, remove what was made for it, `others` too.
+        """Remove what was made for a start that fails before it is written down, `others` too.
 
         Folders only if they are empty: what somebody else put there meanwhile stays.
         """
