@@ -1,11 +1,15 @@
 """Agreement and speed of the graders: python benchmarks/graders.py DATA [--rows NAME ...]
 
 DATA is a folder with grader_pairs/ (verdicts of public graders' test suites, labelled GSM8K
-solutions), grader_pairs2/ (more of them) and math/ (MATH). Rows:
+solutions), grader_pairs2/ (more of them) and math/ (MATH); for agreement also a file of pairs of
+yours: JSON lines with gold, pred, expected, source ("suite:file"), kind ("equivalence" where pred
+is a bare answer), and suspect where the label is doubtful. Rows:
 
     agreement   with the verdicts, by suite and without doubtful labels: by `math` as it is, by
-                `math` with the options that the suite's own rules come to (OWN_RULES), and by the
-                better of math-verify's two: of the pair as it is, and of LaTeX between dollar signs
+                `math` with the options that the suite's own rules come to (OWN_RULES), by
+                math-verify as it comes (`parse`, `verify`), and where it is recorded by math-verify
+                told which notation to look for; the better of its two for each suite, of the pair
+                as it is and of LaTeX between dollar signs. `standing` compares with it as it comes
     gsm8k       with the labels of solutions, where label and numbers agree
     numbers     verdicts per second, plain numbers in a sentence, two processes
     latex       milliseconds per verdict, the distinct answers of MATH, beside math-verify; cold
@@ -77,7 +81,7 @@ OWN_RULES: dict[str, Row] = {
 
 
 def lines(path: Path) -> list[Row]:
-    with gzip.open(path, "rt") as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         return [json.loads(line) for line in file]
 
 
@@ -94,39 +98,53 @@ def clear() -> None:
 
 def agreement(data: Path) -> list[Row]:
     paths = [data / "grader_pairs" / "test.jsonl.gz", data / "grader_pairs2" / "pairs.jsonl.gz"]
+    paths = [data] if data.is_file() else paths
     counts: dict[str, Counter[str]] = {}
     for row in (row for path in paths if path.is_file() for row in lines(path)):
         if row.get("suspect") or row.get("conflict"):
             continue
-        found, expected = accepted(row, {}), row["expected"]
-        own = accepted(row, own_rules(row))
-        plain = row["math_verify_0_9_0"]
+        digits = row.get("precision", 6)
+        verdicts_of = {
+            "groupwise": accepted(row, {}),
+            "own_rules": accepted(row, own_rules(row)),
+            "as_it_is": as_it_comes(row["pred"], row["gold"], digits),
+            "in_dollars": as_it_comes(in_dollars(row), f"${row['gold']}$", digits),
+        }
+        if "math_verify_0_9_0" in row:
+            plain = row["math_verify_0_9_0"]
+            verdicts_of |= {
+                "told": plain,
+                "told_wrapped": row.get("math_verify_0_9_0_wrapped", plain),
+            }
         for suite in (row["source"].partition(":")[0], "all"):
             counted = counts.setdefault(suite, Counter())
             counted["pairs"] += 1
-            counted["groupwise"] += found == expected
-            counted["as it is"] += plain == expected
-            counted["wrapped"] += row.get("math_verify_0_9_0_wrapped", plain) == expected
-            counted["wrong_acceptances"] += found and not expected
-            counted["wrong_refusals"] += expected and not found
-            counted["own_rules"] += own == expected
-            counted["own_wrong_acceptances"] += own and not expected
-            counted["own_wrong_refusals"] += expected and not own
-    return [
-        {
-            "row": "agreement",
-            "suite": suite,
-            "pairs": counted["pairs"],
-            "groupwise": counted["groupwise"],
-            "math_verify": max(counted["as it is"], counted["wrapped"]),
-            "wrong_acceptances": counted["wrong_acceptances"],
-            "wrong_refusals": counted["wrong_refusals"],
-            "own_rules": counted["own_rules"],
-            "own_wrong_acceptances": counted["own_wrong_acceptances"],
-            "own_wrong_refusals": counted["own_wrong_refusals"],
-        }
-        for suite, counted in sorted(counts.items())
-    ]
+            for judge, found in verdicts_of.items():
+                counted[judge] += found == row["expected"]
+                counted[f"{judge}_wrong_acceptances"] += found and not row["expected"]
+                counted[f"{judge}_wrong_refusals"] += row["expected"] and not found
+    return [summary(suite, counted) for suite, counted in sorted(counts.items())]
+
+
+def summary(suite: str, counted: Counter[str]) -> Row:
+    plain = max("as_it_is", "in_dollars", key=lambda judge: counted[judge])
+    told = max("told", "told_wrapped", key=lambda judge: counted[judge])
+    lead = counted["groupwise"] - counted[plain]
+    found: Row = {"row": "agreement", "suite": suite, "pairs": counted["pairs"]}
+    for name, judge in {
+        "groupwise": "groupwise",
+        "own_rules": "own_rules",
+        "math_verify": plain,
+        "math_verify_told": told,
+    }.items():
+        if judge in counted:
+            ends = ("", "_wrong_acceptances", "_wrong_refusals")
+            found |= {f"{name}{end}": counted[f"{judge}{end}"] for end in ends}
+    return found | {"standing": "above" if lead > 0 else "below" if lead else "level"}
+
+
+def in_dollars(row: Row) -> str:
+    return f"${row['pred']}$" if row["kind"] == "equivalence" else str(row["pred"])
 
 
 def own_rules(row: Row) -> Row:
@@ -259,6 +277,13 @@ def naive(text: str, gold: str) -> bool:
             timeout_seconds=None,
         )
     )
+
+
+def as_it_comes(text: str, gold: str, digits: int = 6) -> bool:
+    """Return math-verify's verdict, within its own limits of time, rounded as its suite does."""
+    from math_verify import parse, verify
+
+    return bool(verify(parse(gold), parse(text), float_rounding=digits))
 
 
 def hostile(data: Path, limit: float = 1.0, repeats: int = 3) -> list[Row]:

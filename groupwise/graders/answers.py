@@ -24,6 +24,7 @@ MARKER = re.compile(r"####|\banswer[\s*]{0,8}:|\\boxed\s{0,8}\{", re.IGNORECASE)
 MARKER_WORDS = ("####", "answer", "boxed")  # without any of them there is no marker
 BULLET = re.compile(r"\s*[-*•–]\s+")  # on a line of its own behind a marker
 BETWEEN_TAGS = re.compile("> <")
+END_OF_TURN = re.compile(r"(?:<\|\w{1,40}\|>\s{0,8}){1,8}\Z")
 TAGS = re.compile(r"</?[^<>/\s]{1,40}>")
 SIGNS = str.maketrans("×·÷−", "**/-")
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -37,9 +38,12 @@ OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 def final(text: str, ends: Sequence[str] = ()) -> str:
     """Return the final text of a completion: after its thoughts, without end tokens.
 
+    What is written like an end token (`<|im_end|>`) is one, for texts of models that are not known.
     Thoughts that do not end say nothing, but for an answer between tags.
     """
     said = without_ends(text, ends).rpartition("</think>")[2].strip()
+    if said.endswith("|>"):
+        said = END_OF_TURN.sub("", said).strip()
     if "<think>" not in said:
         return said
     before, _, thoughts = said.partition("<think>")

@@ -122,6 +122,33 @@ def test_intervals_of_a_reading_are_those_of_the_figures(name: str) -> None:
                 ), (aside, own)
 
 
+UNSETTLED = re.compile(r"once corrected|before the correction|after correction|separabl[ey]")
+
+
+def test_a_reading_says_what_its_interval_alone_would_hide() -> None:
+    """An interval may leave 0 out and the page's correction not: its sentence says that too."""
+    of = {name: found for name in names() if (found := page.result(name))}
+    for name, found in zip(of, judge.over_all(list(of.values())), strict=True):
+        claim = read(name)
+        sentences = re.split(r"(?<=[.:;]) ", claim.reading)
+        for e, entry in page.entries(claim, found):
+            low, high = entry.get("low", 0.0), entry.get("high", 0.0)
+            if low * high <= 0 or judge.verdict(e, entry, found["arms"]) not in (
+                "open",
+                "not seen",
+            ):
+                continue
+            told = [
+                at
+                for at, sentence in enumerate(sentences)
+                for one, two in INTERVAL.findall(sentence)
+                for first, second in ((one, two), (two, one))
+                if is_shown(first, low) and is_shown(second, high)
+            ]
+            for at in told:
+                assert UNSETTLED.search(" ".join(sentences[at : at + 2])), (name, sentences[at])
+
+
 def test_the_page_is_what_the_results_say() -> None:
     written = page.PAGE.read_text()
     assert written == page.whole([read(name) for name in names()])

@@ -28,6 +28,48 @@ EIGHT = r"We divide both sides by $8$ and get $8x = 6$, hence $x = \frac{6}{8} =
 
 # class: (right pairs, wrong pairs), of gold answer and completion
 BY_CLASS: dict[str, tuple[list[Pair], list[Pair]]] = {
+    "functions by any name": (
+        [
+            (r"\frac{1}{\sinh x}", r"\boxed{\operatorname{csch} x}"),
+            (r"\frac{1}{\tanh x}", r"\coth x"),
+            ("1/cosh(x)", "sech(x)"),
+            ("arctan (1/x)", "arccot x"),
+            (r"\arccos(1/x)", r"\operatorname{arcsec} x"),
+            (r"\arcsin(1/x)", "acsc(x)"),
+            (r"\ln(x + \sqrt{x^2 + 1})", r"\boxed{\operatorname{arsinh} x}"),
+            (r"\operatorname{arcosh} x", r"\cosh^{-1} x"),
+            (r"\frac{1}{2}\ln\frac{1 + x}{1 - x}", "artanh(x)"),
+            (r"\sin^4 x", "sin**4(x)"),
+            ("asinh(x)^2", "asinh**2(x)"),
+            ("a|x| + |y|", "a*Abs(x) + Abs(y)"),
+            ("x^2 + x = 1", "x**2 + x == 1"),
+            (r"y \ne x", "y =/= x"),
+            (r"5 \text{ sec}", "5 sec"),
+        ],
+        [
+            (r"\frac{1}{\sinh x}", r"\operatorname{sech} x"),
+            (r"\frac{1}{\tanh x}", r"\tanh x"),
+            ("arctan(1/x)", "arctan x"),
+            (r"\sinh^{-1} x", r"\frac{1}{\sinh x}"),
+            (r"\operatorname{arsinh} x", "asin(x)"),
+            (r"\sin^4 x", "sin**2(x)"),
+            ("Abs(x) + y", "x + Abs(y)"),
+            ("x^2 + x = 1", "x**2 + x == 2"),
+            ("y =/= x", "y = x"),
+        ],
+    ),
+    "a number of a computer": (
+        [("0.5", "5e-1"), ("0.000001", r"\boxed{1e-6}"), ("-0.02", "-2e-2"), ("5e - 1", "5e-1")],
+        [("0.5", "5e-2"), ("0.05", r"\boxed{5e-1}"), ("2", "5e-1")],
+    ),
+    "a box without braces": (
+        [("42", r"$\boxed 42$"), ("-5", r"\boxed -5"), ("0.5", r"\boxed 0.5."), ("x", r"\boxed x")],
+        [("4", r"$\boxed 42$"), ("5", r"\boxed -5"), ("0", r"\boxed 0.5")],
+    ),
+    "the end of a turn": (
+        [("39", "96 - 57 = 39<|im_end|>"), ("39", r"\boxed{39}<|eot_id|> <|end_of_text|>")],
+        [("39", "96 - 57 = 38<|im_end|>"), ("3", "39<|3|>"), ("39", "<|39|>")],
+    ),
     "comma": (
         [
             ("2.75", r"\boxed{2,75}"),

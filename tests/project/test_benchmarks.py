@@ -30,6 +30,7 @@ import afterwards
 import apples
 import gpu
 import gpu_sft
+import graders
 import growth
 import gsm8k_reward
 import losses
@@ -611,3 +612,27 @@ def test_losses_names_what_is_above_its_bounds() -> None:
         "at: 2.50x plain GRPO's memory, above 2x",
         "at: 3.00% of a training step, above 2%",
     ]
+
+
+def test_agreement_with_pairs_of_a_file(tmp_path: Path) -> None:
+    """Suspect rows are left out; math-verify as it comes is a column, and who is ahead is said."""
+    pytest.importorskip("math_verify")
+    bare = {"source": "bare:x.py", "kind": "equivalence"}
+    rows = [
+        {"gold": "1/2", "pred": "0.5", "expected": True, **bare},
+        {"gold": "2", "pred": "3", "expected": True, **bare},
+        {"gold": "2", "pred": "2", "expected": False, "suspect": True, **bare},
+        # a sentence whose last number is a reason: math-verify takes it
+        {"gold": "5", "pred": "It is 4, as 4 < 5", "expected": False, "source": "text:x.py"},
+    ]
+    rows[-1]["kind"] = "extraction"
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = {row["suite"]: row for row in graders.agreement(path)}
+    assert list(found) == ["all", "bare", "text"]
+    assert found["bare"]["pairs"] == 2 and found["bare"]["groupwise"] == 1
+    assert found["bare"]["groupwise_wrong_refusals"] == 1
+    assert found["bare"]["math_verify"] == 1 and found["bare"]["standing"] == "level"
+    assert found["text"]["groupwise"] == 1 and found["text"]["math_verify_wrong_acceptances"] == 1
+    assert found["text"]["standing"] == found["all"]["standing"] == "above"
+    assert "math_verify_told" not in found["all"]

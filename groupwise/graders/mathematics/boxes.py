@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}(?=[{\s\w])")
 WRAPPED = re.compile(r"\s*\\(?:boxed|fbox)\s*\{")
+# TeX would box one digit; a number is meant.
+WITHOUT_BRACES = re.compile(r"\s*([-−]?\d(?:[\d.,/]*\d)?|\w)")
 DENIED = re.compile(r"(?:\bnot|n['’]t|\brather than|\binstead of)[\s$(*]{0,4}$", re.IGNORECASE)
 BEFORE = 20  # characters in front of a box that may deny it
 DEEP = 3  # boxes around boxes that are taken off
@@ -67,7 +69,7 @@ def boxes(text: str) -> list[Box]:
 def _content(text: str, start: int) -> tuple[str, int] | None:
     """Between the braces that open here, and how far they reach; None if they never close."""
     if not text.startswith("{", start):
-        one = re.match(r"\s*(\w)", text[start : start + 16])
+        one = WITHOUT_BRACES.match(text[start : start + 64])
         return None if one is None else (one[1], one.end())
     depth = 0
     for sign in re.compile(r"(?<!\\)[{}]").finditer(text, start):

@@ -8,7 +8,14 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from groupwise.graders.mathematics.spelling import FUNCTIONS, OF_SEVERAL, WRITTEN_OUT, Unsure
+from groupwise.graders.mathematics.spelling import (
+    BY_OTHER_NAME,
+    CIRCULAR_AND_HYPERBOLIC,
+    FUNCTIONS,
+    OF_SEVERAL,
+    WRITTEN_OUT,
+    Unsure,
+)
 from groupwise.graders.mathematics.tokens import Tokens, Tree
 
 MAX_DEPTH = 24  # brackets inside brackets
@@ -29,7 +36,6 @@ CALLED = frozenset("fghFGHO") | {"\\phi", "\\varphi", "\\psi"}
 MAY_BE_CALLED = frozenset("pqrsuvwyABCDEIJKLMNPQRSTUVWXYZ")
 UNSAID = ("name", "log's base")  # 10 or e
 BASES: dict[str, Tree] = {"log": UNSAID, "lg": ("number", Fraction(10))}
-INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
 class Expressions(Tokens):
@@ -229,6 +235,7 @@ class Expressions(Tokens):
         return found
 
     def command(self, name: str) -> Tree:
+        name = BY_OTHER_NAME.get(name, name)
         if name == "frac":
             top = self.argument()
             return ("/", top, self.argument())
@@ -271,9 +278,9 @@ class Expressions(Tokens):
             else:
                 raised = self.exponent()
         if raised == ("-", ("number", Fraction(1))):
-            if name not in INVERSE:
+            if name not in CIRCULAR_AND_HYPERBOLIC:
                 raise Unsure
-            name, raised = INVERSE[name], None
+            name, raised = f"arc{name}", None
         elif raised is not None and (raised[0] != "number" or raised[1] < 2):
             raise Unsure
         inner = self.of_function()

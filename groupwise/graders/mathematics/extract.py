@@ -29,7 +29,7 @@ PHRASE = re.compile(
 )
 OPEN, CLOSE = "<answer>", "</answer>"
 VERB = re.compile(
-    r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!])=|(?<!\d)[:：]|[:：](?!\d)|[为是]",
+    r"\b(?:is|are|equals?|est|es|ist|sind|son|sont)\b|(?<![<>!/])=(?!/)|(?<!\d)[:：]|[:：](?!\d)|[为是]",
     re.IGNORECASE,
 )
 SAYS = re.compile(

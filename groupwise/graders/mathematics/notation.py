@@ -23,6 +23,7 @@ MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\en
 NO_CHAIN = (r"\le", r"\ge", r"\ne", r"\text", r"\quad", r"\begin", " or ", " and ", r"\lt", r"\gt")
 GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,},\d")  # 2.500.000,75: no list of decimals
 THIN = re.compile(r"\\[,;:! ]")  # spaces
+OF_A_COMPUTER = re.compile(r"[-−+]?\d+e[-−+]\d")
 TURNED = {">": "<", ">=": "<="}
 COMPARES = ("=", "≈", "<", "<=", ">", ">=", "!=")
 RELATIONS = frozenset({"relation", "and", "or"})
@@ -90,6 +91,8 @@ def _sides(text: str) -> list[str]:
 def _read(plain: str) -> Tree:
     if any(letters in plain for letters in (r"\begin", r"\text", r"\mbox")):
         return _matrix(plain)
+    if OF_A_COMPUTER.fullmatch(plain):  # 5e-1 is a half, or 5 times e less 1
+        return ("either", _Reader(plain).answer(), _Reader(plain.replace("e", "E")).answer())
     points = with_points(plain)  # 3,5 in half of the world
     if points is None:
         return _Reader(plain).answer()

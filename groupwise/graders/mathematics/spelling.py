@@ -8,8 +8,10 @@ from fractions import Fraction
 from groupwise.graders.mathematics.numerals import TAKES_BACK, worth
 from groupwise.graders.mathematics.units import Unit, are_words, read_unit
 
+CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
+CIRCULAR_AND_HYPERBOLIC = (*CIRCULAR, *(f"{name}h" for name in CIRCULAR))
 FUNCTIONS = frozenset(
-    {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
+    {*CIRCULAR_AND_HYPERBOLIC, *(f"arc{name}" for name in CIRCULAR_AND_HYPERBOLIC),
      "ln", "log", "lg", "exp"}
 )  # fmt: skip
 WRITTEN_OUT = frozenset({"abs", "floor", "ceil"})  # and words, too
@@ -30,14 +32,17 @@ BY_HAND = re.compile(
     r"(?P<root>(?i:sqrt|cbrt))(?:\s?(?P<digits>\d+(?:\.\d+)?))?(?![a-zA-Z\d])"
     r"|(?P<sign>(?i:pi|infinity|inf))(?![a-zA-Z])|(?P<frac>[dt]?frac)(?=\s?\{)"
     r"|(?<=[)\]])\s?(?P<union>U)\s?(?=[(\[])"
-    r"|(?P<function>(?:arc)?(?:sin|cos|tan)h?|cot|csc|ln|log|exp|sec(?=\()|a(?:sin|cos|tan)(?=\()"
-    r"|(?:abs|floor|ceil|gcd|lcm|max|min)(?=\())"
-    r"(?=\(|\s?\d|\s[a-zA-Z](?![a-zA-Z])|\s?\\|\s?\^))"
+    r"|(?P<function>(?:arc)?(?:sin|cos|tan|cot|csc)h?|arcsech?|sech|ln|log|exp|sec(?=\(|\^|\*\*)"
+    r"|ar?(?:sin|cos|tan|cot|csc|sec)h?(?=\(|\^|\*\*)|[aA]bs(?=\()"
+    r"|(?:floor|ceil|gcd|lcm|max|min)(?=\())"
+    r"(?=\s?\(|\s?\d|\s[a-zA-Z](?![a-zA-Z])|\s?\\|\s?\^|\*\*))"
 )
 SIGNS = {
     "sqrt": r"\sqrt", "cbrt": r"\sqrt[3]", "pi": r"\pi", "inf": r"\infty", "infinity": r"\infty",
 }  # fmt: skip
-BY_OTHER_NAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
+BY_OTHER_NAME = {"Abs": "abs"} | {
+    f"{short}{name}": f"arc{name}" for short in ("a", "ar") for name in CIRCULAR_AND_HYPERBOLIC
+}
 ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")  # escaped once too often
 SINGLE = re.compile(r"\[[^\[\](){},;]*\]")  # one thing in brackets
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°")

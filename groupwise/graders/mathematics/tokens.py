@@ -19,6 +19,7 @@ RELATIONS = {
     r"\div": "/", "÷": "/", r"\pm": "±", r"\mp": "∓", "−": "-", "–": "-", r"\infty": "∞",
     r"\infinity": "∞", "π": r"\pi", r"\lbrace": "{", r"\rbrace": "}", r"\{": r"\{", r"\}": r"\}",
     r"\lbrack": "[", r"\rbrack": "]", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", "**": "^",
+    "==": "=", "=/=": "!=",
     r"\lparen": "(", r"\rparen": ")", r"\dfrac": r"\frac", r"\tfrac": r"\frac",
     r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
     r"\leqslant": "<=", r"\geqslant": ">=", "⩽": "<=", "⩾": ">=", r"\simeq": "≈", r"\doteq": "≈",
@@ -30,7 +31,7 @@ RELATIONS = {
 TOKEN = re.compile(
     r"\s*(?:(?P<number>\d*\.\d+[eE][-+]?\d{1,3}(?![\w.^])|\d+(?:[eE]\d{1,3}|[eE][-+]\d{2,3}|E[-+]\d)(?![\w.^])"
     r"|\d+(?:\.\d+)?|\.\d+)|(?P<command>\\[a-zA-Z]+|\\[{}])"
-    r"|(?P<sign>\*\*|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:'’∨⩽⩾⁄∕⌊⌋⌈⌉⟨⟩∅⋅∙•∗∶（），；≦≧])|(?P<letter>[a-zA-Z]))"
+    r"|(?P<sign>\*\*|=/=|==|<=|>=|!=|[-−–+*/^=<>()\[\]{}|,;!_±∓≤≥≠≈×·÷π∞∪∈:'’∨⩽⩾⁄∕⌊⌋⌈⌉⟨⟩∅⋅∙•∗∶（），；≦≧])|(?P<letter>[a-zA-Z]))"
 )
 
 

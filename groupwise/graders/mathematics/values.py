@@ -12,6 +12,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
+from groupwise.graders.mathematics.spelling import CIRCULAR_AND_HYPERBOLIC
 from groupwise.graders.mathematics.tokens import Tree
 
 DIGITS = 60  # worked with
@@ -342,11 +343,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "min": _of_real(min),
     "floor": _of_real(_floor),
     "ceil": _of_real(lambda number: -_floor(-number)),
-    **{
-        name: _real(getattr(mp, name))
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "sinh", "cosh", "tanh")
-    },
-    "arcsin": _real(mp.asin),
-    "arccos": _real(mp.acos),
-    "arctan": _real(mp.atan),
+    "exp": _real(mp.exp),
+    **{name: _real(getattr(mp, name)) for name in CIRCULAR_AND_HYPERBOLIC},
+    **{f"arc{name}": _real(getattr(mp, f"a{name}")) for name in CIRCULAR_AND_HYPERBOLIC},
 }
