@@ -273,8 +273,9 @@ def narrow_table(made: list[Recipe], data: Data, repeats: int, tokens: int) -> l
     step, flops = training_step_seconds(tokens)
     seconds = max(row.seconds for row in rows)
     print(
-        f"\nslowest: {slow.name} {slow.time:.2f}x (token phase at most "
-        f"{max(r.token for r in rows):.2f}x); largest: {large.name} {large.memory:.2f}x\n"
+        f"\nslowest: {slow.name} {slow.time:.2f}x (bound {MOST_TIME}; token phase at most "
+        f"{max(r.token for r in rows):.2f}x); "
+        f"largest: {large.name} {large.memory:.2f}x (bound {MOST_MEMORY})\n"
         f"both phases of the slowest {seconds:.3f} s; a SmolLM2-135M step of as many tokens, "
         f"estimated at {flops / 1e9:.0f} GFLOP/s, {step:.0f} s: {seconds / step:.4%}"
     )

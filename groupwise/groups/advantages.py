@@ -297,7 +297,7 @@ def whiten_tokens(
     eps: NonNegative = 0.0,
 ) -> Tensor:
     """Take z-scores over all tokens of the batch that are learned from."""
-    x_NT = per_token(x, batch)
+    x_NT = x if x.dim() == 2 else per_token(x, batch)
     centred_NT, count = centred_tokens(x_NT, batch)
     var = token_total(centred_NT.square(), batch) / (count - ddof).clamp(min=1)
     scale = (var + eps_in_var).sqrt() + eps
@@ -362,8 +362,7 @@ def minus_kl_to_go(
 ) -> Tensor:
     """Subtract KL (k1), outside baseline and scale, as a sum over the tokens to come."""
     drift_NT = batch.stream("old_logp_NT") - batch.stream("ref_logp_NT")
-    ones_N = torch.ones_like(drift_NT[:, 0])
-    to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), ones_N, batch)
+    to_go_NT = discounted_suffix_sums(drift_NT.clamp(-bound, bound), 1.0, batch)
     return per_token(x, batch) - coef * to_go_NT
 
 

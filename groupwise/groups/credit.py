@@ -17,8 +17,9 @@ from groupwise.groups.statistics import (
     group_stats,
     group_token_stats,
     reopen_holes,
-    suffix_sums_,
+    suffix_sums,
 )
+from groupwise.groups.step_table import divide
 from groupwise.methods.slots import Count, Ddof, Fraction, NonNegative, Positive, advantage
 from groupwise.records import TokenBatch
 
@@ -43,25 +44,23 @@ def dense_reward(reward_N: Tensor, batch: TokenBatch) -> Tensor:
 )
 def return_to_go(reward_N: Tensor, batch: TokenBatch, *, gamma: Fraction = 1.0) -> Tensor:
     """Discounted sum of the rewards still to come (REINFORCE++, 2501.03262)."""
-    decay_N = torch.full_like(reward_N, gamma)
-    return discounted_suffix_sums(dense_reward(reward_N, batch), decay_N, batch)
+    return discounted_suffix_sums(dense_reward(reward_N, batch), gamma, batch)
 
 
-def gae_advantages(reward_N: Tensor, batch: TokenBatch, gamma: float, lam_N: Tensor) -> Tensor:
+def gae_advantages(
+    reward_N: Tensor, batch: TokenBatch, gamma: float, lam: Tensor | float
+) -> Tensor:
     """Return `A_t = Σ_l (γλ)^l δ_{t+l}`, `δ_t = r_t + γV_{t+1} − V_t`, V = 0 after the end."""
     value_NT = close_holes(batch.stream("old_value_NT"), batch)
     delta_NT = close_holes(dense_reward(reward_N, batch), batch).sub_(value_NT)
     delta_NT[:, :-1].add_(value_NT[:, 1:], alpha=gamma)  # 0 behind the last token
-    return reopen_holes(suffix_sums_(delta_NT, gamma * lam_N), batch)
+    return reopen_holes(suffix_sums(delta_NT, gamma * lam), batch)
 
 
 def gae_with_one_lambda(reward_N: Tensor, batch: TokenBatch, gamma: float, lam: float) -> Tensor:
     """Compute the same for one λ; advantage and critic target often ask for the same."""
-    key = ("gae", gamma, lam)
-    if key not in batch.scratch:
-        lam_N = torch.full_like(reward_N, lam)
-        batch.scratch[key] = gae_advantages(reward_N, batch, gamma, lam_N)
-    return batch.scratch[key]
+    of = [x for x in (reward_N, batch.token_reward_NT, batch.old_value_NT) if x is not None]
+    return batch.once(("gae", gamma, lam), of, lambda: gae_advantages(reward_N, batch, gamma, lam))
 
 
 @advantage(
@@ -151,8 +150,7 @@ def process_rloo(
     others_N = (stats.mean_N * stats.count_N - own_N) / (stats.count_N - 1).clamp(min=1)
     compared_NT = batch.mask_NT & (stats.count_N > 1)[:, None]
     centred_NT = torch.where(compared_NT, process_NT - others_N.to(batch.dtype)[:, None], 0.0)
-    gamma_N = torch.full_like(reward_N, gamma)
-    process_NT = discounted_suffix_sums(centred_NT, gamma_N, batch)
+    process_NT = discounted_suffix_sums(centred_NT, gamma, batch)
     graded = group_stats(reward_N, batch)
     outcome_N = centred(reward_N, graded) * graded.count_N / (graded.count_N - 1).clamp(min=1)
     total_NT = process_NT + per_token(outcome_N, batch)
@@ -178,18 +176,17 @@ def process_rloo_release(
     """
     counted_N = (batch.length_N > 0) & ~reward_N.isnan()
     reward_NT = implicit_reward(batch, beta) * counted_N[:, None]
-    one_N = torch.ones_like(reward_N)
-    to_go_NT = discounted_suffix_sums(reward_NT.clone(), one_N, batch)  # it sums in place
-    largest = batch.world.gather(to_go_NT.abs().amax(1)).max()
+    to_go_NT = discounted_suffix_sums(reward_NT.clone(), 1.0, batch)  # it sums in place
+    largest = batch.world.gather(to_go_NT.abs_().amax(1)).max()
     reward_NT = reward_NT / torch.where(largest > 0, largest, 1.0)
     average_N = reward_NT.sum(1).double() / batch.length_N.clamp(min=1)
     stats = group_stats(torch.where(counted_N, average_N, torch.nan), batch)
     others_N = (stats.count_N - 1).clamp(min=1)
     base_N = (stats.mean_N * stats.count_N / others_N).nan_to_num(0.0)
     scale_N = stats.count_N / others_N
-    centred_NT = scale_N[:, None] * reward_NT - base_N[:, None]
-    centred_NT = batch.valid(centred_NT.to(batch.dtype))
-    process_NT = discounted_suffix_sums(centred_NT, one_N, batch)
+    scale_N1, base_N1 = (x_N[:, None].to(batch.dtype) for x_N in (scale_N, base_N))
+    centred_NT = batch.valid(reward_NT.mul_(scale_N1).sub_(base_N1))
+    process_NT = discounted_suffix_sums(centred_NT, 1.0, batch)
     graded = group_stats(reward_N, batch)
     outcome_N = centred(reward_N, graded) * graded.count_N / (graded.count_N - 1).clamp(min=1)
     total_NT = weight * (process_NT + per_token(outcome_N, batch))
@@ -205,8 +202,7 @@ def _zscore_and_sum(
     scale_N = torch.where(dead_N, 1.0, stats.std_N(ddof) + eps)
     mean_N1, scale_N1 = stats.mean_N[:, None].to(x_NT.dtype), scale_N[:, None].to(x_NT.dtype)
     z_NT = torch.where(select_NT & ~dead_N[:, None], (x_NT - mean_N1) / scale_N1, 0.0)
-    ones_N = torch.ones(len(x_NT), dtype=x_NT.dtype, device=x_NT.device)
-    return discounted_suffix_sums(z_NT, ones_N, batch)
+    return discounted_suffix_sums(z_NT, 1.0, batch)
 
 
 @advantage(
@@ -255,18 +251,16 @@ def step_difference(
     """
     own_NT = close_holes(batch.mask_NT, batch)
     value_NT = close_holes(batch.stream("step_value_NT"), batch)
-    left_NT = own_NT.flip(1).cumsum(1).flip(1)  # own tokens from here on
-    end_NT = own_NT & (close_holes(batch.stream("step_end_NT"), batch) | (left_NT == 1))
-    rows, width = end_NT.shape
-    place_T = torch.arange(width, device=end_NT.device)
-    # Where each token's step ends; `width` behind the last, where the value is 0.
-    at_NT = torch.where(end_NT, place_T, width).flip(1).cummin(1).values.flip(1)
-    nothing = at_NT.new_full((rows, 2), width)
-    next_NT = torch.cat((at_NT, nothing), 1).gather(1, at_NT + 1)
-    value_NT = torch.cat((value_NT, value_NT.new_zeros(rows, 1)), 1)
-    gain_NT = value_NT.gather(1, next_NT) - value_NT.gather(1, at_NT)
-    paid_N1 = reward_N.nan_to_num(0.0).to(gain_NT.dtype)[:, None]
-    return reopen_holes(gain_NT + paid_N1 * (next_NT == width), batch)
+    end_NT = own_NT & close_holes(batch.stream("step_end_NT"), batch)
+    last_N1, written_N1 = (batch.length_N - 1).clamp(min=0)[:, None], (batch.length_N > 0)[:, None]
+    end_NT = end_NT.scatter(1, last_N1, end_NT.gather(1, last_N1) | written_N1)
+    steps = divide(end_NT)
+    most = int(steps.count_N.max()) if batch.rows else 0
+    value_NK = steps.at_ends(value_NT, most + 1)  # 0 behind the last step
+    gain_NK = value_NK[:, 1:] - value_NK[:, :-1]
+    paid_N1 = reward_N.nan_to_num(0.0).to(gain_NK.dtype)[:, None]
+    is_last_NK = torch.arange(most, device=end_NT.device) == steps.count_N[:, None] - 1
+    return reopen_holes(steps.spread(gain_NK + paid_N1 * is_last_NK), batch)
 
 
 def mixed_reward(reward_N: Tensor, batch: TokenBatch, mix: float) -> Tensor:

@@ -121,7 +121,9 @@ def batch_phase(recipe: Recipe, batch: TokenBatch) -> BatchResult:
     batch = replace(batch, advantage_NT=advantage_NT)
     weighed = replace(_weigh(recipe, batch), made_by=batch_slots(recipe))
     metrics = _metrics(batch) | edge_share(weighed)
-    return BatchResult(weighed, selection.refill, _remember(recipe, batch), metrics)
+    memory = _remember(recipe, batch)
+    # What slots computed alike is not needed any more, and would stay in memory with the batch.
+    return BatchResult(replace(weighed, scratch={}), selection.refill, memory, metrics)
 
 
 def _weigh(recipe: Recipe, batch: TokenBatch) -> TokenBatch:
@@ -276,8 +278,8 @@ def add_visits(batch: TokenBatch, reward_N: Tensor, ddof: int) -> dict[int, tupl
 def edge_share(batch: TokenBatch) -> dict[str, float]:
     """Return the share of Σ u·|A| that groups near all or nothing have: hard and easy prompts."""
     gather = batch.world.gather
-    weight_NT = batch.stream("coefficient_NT") * batch.stream("advantage_NT")
-    weight_M = gather(batch.valid(weight_NT.abs()).sum(1)).double()
+    weight_NT = (batch.stream("coefficient_NT") * batch.stream("advantage_NT")).abs_()
+    weight_M = gather(weight_NT.sum(1)).double()
     reward_M = gather(batch.task_reward_N).double()
     known_M = reward_M[~reward_M.isnan()]
     if not weight_M.sum() or not len(known_M) or known_M.min() == known_M.max():

@@ -92,4 +92,4 @@ def kl_per_token(
     reward_N: Tensor, batch: TokenBatch, *, coef: NonNegative = 0.01, estimator: Estimator = "k1"
 ) -> Shaped:
     """KL in the reward of every token (PPO practice, REINFORCE++ 2501.03262)."""
-    return reward_N, -coef * kl_to_reference(batch, estimator)
+    return reward_N, kl_to_reference(batch, estimator).mul_(-coef)

@@ -52,6 +52,10 @@ def spread(x_P: Tensor, batch: TokenBatch) -> Tensor:
 
 def group_stats(x_N: Tensor, batch: TokenBatch) -> GroupStats:
     """Count, mean, extremes and spread of a value per row; NaN rows are left out."""
+    return batch.once("group_stats", (x_N, batch.group_N), lambda: _group_stats(x_N, batch))
+
+
+def _group_stats(x_N: Tensor, batch: TokenBatch) -> GroupStats:
     x_M = batch.world.gather(x_N).double()
     counts_M = ~x_M.isnan()
     return _stats(
@@ -157,17 +161,20 @@ def centred_tokens(x_NT: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return from_pivot_NT.sub_(shift.to(x_NT.dtype)), count
 
 
-def discounted_suffix_sums(x_NT: Tensor, decay_N: Tensor, batch: TokenBatch) -> Tensor:
+def discounted_suffix_sums(x_NT: Tensor, decay: Tensor | float, batch: TokenBatch) -> Tensor:
     """Compute `y_t = x_t + decay·y_{t+1}` over each row's valid tokens; masked ones don't count.
 
     `x_NT` is used up.
     """
-    return reopen_holes(suffix_sums_(close_holes(x_NT, batch), decay_N), batch)
+    return reopen_holes(suffix_sums(close_holes(x_NT, batch), decay), batch)
 
 
-def suffix_sums_(y_NT: Tensor, decay_N: Tensor) -> Tensor:
-    """Sum in place, without masks: log2(T) doubling steps; after step k, y_t covers 2^k tokens."""
-    decay_N1 = decay_N.to(y_NT.dtype)[:, None]
+def suffix_sums(y_NT: Tensor, decay: Tensor | float) -> Tensor:
+    """Sum without masks; `decay` is one number, or one a row. `y_NT` is used up."""
+    if not isinstance(decay, Tensor) and decay == 1:
+        return y_NT.flip(1).cumsum(1).flip(1)
+    # log2(T) doubling steps: after step k, y_t covers 2^k tokens.
+    decay_N1 = decay[:, None].to(y_NT.dtype) if isinstance(decay, Tensor) else decay
     reach = 1
     while reach < y_NT.shape[1]:
         y_NT[:, :-reach] += decay_N1 * y_NT[:, reach:]
@@ -184,8 +191,9 @@ def close_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def reopen_holes(x_NT: Tensor, batch: TokenBatch) -> Tensor:
-    """Put every token back in its place, 0 where masked."""
-    return batch.valid(x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT))
+    """Put every token back in its place, 0 where masked; `x_NT` is used up."""
+    back_NT = x_NT if batch.place_NT is None else x_NT.gather(1, batch.place_NT)
+    return back_NT.to(batch.dtype).mul_(batch.ones_NT)
 
 
 @dataclass(frozen=True)

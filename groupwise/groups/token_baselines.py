@@ -13,6 +13,7 @@ from torch import Tensor
 from groupwise.groups.advantages import per_token
 from groupwise.groups.credit import dense_reward
 from groupwise.groups.kl import VALUES, bounded_exp
+from groupwise.groups.selection import everywhere
 from groupwise.groups.statistics import (
     close_holes,
     discounted_suffix_sums,
@@ -20,6 +21,7 @@ from groupwise.groups.statistics import (
 )
 from groupwise.methods.slots import Fraction, NonNegative, advantage
 from groupwise.records import TokenBatch
+from groupwise.records.masks import above
 
 
 def token_baseline(
@@ -27,29 +29,26 @@ def token_baseline(
 ) -> tuple[Tensor, Tensor]:
     """Return G_t and b_t of each own token, the holes closed, in float64."""
     graded_N1 = ~reward_N.isnan()[:, None]
-    one_N = torch.ones_like(reward_N, dtype=torch.float64)
-    return_NT = discounted_suffix_sums(dense_reward(reward_N, batch).double(), one_N, batch)
+    return_NT = discounted_suffix_sums(dense_reward(reward_N, batch), 1.0, batch)
     score_NT = 1.0 - 2.0 * batch.stream("old_logp_NT").exp() + batch.stream("old_square_mass_NT")
     if weighing == "sampler":
         gap_NT = batch.stream("old_logp_NT") - batch.stream("sampler_logp_NT")
         score_NT = score_NT * bounded_exp(gap_NT).square()
-    own_NT = close_holes(batch.ones_NT.double(), batch) * graded_N1
-    weight_NT = close_holes(batch.valid(score_NT).double(), batch).cumsum(1) * own_NT
-    return_NT = close_holes(return_NT.double(), batch)
-    gather, index_M = batch.world.gather, batch.groups.index_M
-    widest = int(gather(torch.full_like(batch.length_N, own_NT.shape[1])).max())
+    own_NT = (close_holes(batch.ones_NT, batch) * graded_N1).double()
+    weight_NT = close_holes(batch.valid(score_NT), batch).double().cumsum(1).mul_(own_NT)
+    return_NT, index_M = close_holes(return_NT.double(), batch), batch.groups.index_M
 
     def per_group(x_NT: Tensor) -> Tensor:
         """Sum over the rows of a group, position by position, on each of its rows."""
-        wide_MT = gather(torch.nn.functional.pad(x_NT, (0, widest - x_NT.shape[1])))
-        sum_PT = wide_MT.new_zeros(len(batch.groups), widest)
-        sum_PT = sum_PT.index_put((index_M,), wide_MT, accumulate=True)
+        wide_MT = everywhere(x_NT, batch, otherwise=0.0)
+        sum_PT = wide_MT.new_zeros(len(batch.groups), wide_MT.shape[1])
+        sum_PT = sum_PT.index_put_((index_M,), wide_MT, accumulate=True)
         return batch.world.own(sum_PT[index_M])[:, : x_NT.shape[1]]
 
-    baseline_NT = per_group(return_NT * weight_NT) / (per_group(weight_NT) + eps)
+    baseline_NT = per_group(return_NT * weight_NT).div_(per_group(weight_NT).add_(eps))
     if tail == "zero":
-        baseline_NT = torch.where(per_group(own_NT) <= 1, 0.0, baseline_NT)
-    return return_NT, baseline_NT * own_NT
+        baseline_NT = torch.where(above(per_group(own_NT), 1.0).bool(), baseline_NT, 0.0)
+    return return_NT, baseline_NT.mul_(own_NT)
 
 
 @advantage(
@@ -84,7 +83,7 @@ def optimal_token_baseline(
     size_P = graded.new_zeros(len(batch.groups))
     size_P = size_P.index_put((index_M,), batch.world.gather(graded), accumulate=True)
     several_N1 = batch.world.own(size_P[index_M])[:, None] > 1
-    found_NT = torch.where(several_N1, return_NT - baseline_NT, 0.0)
+    found_NT = torch.where(several_N1, return_NT.sub_(baseline_NT), 0.0)
     return reopen_holes(found_NT.to(batch.dtype), batch)
 
 
@@ -98,8 +97,7 @@ def _with_discount(x_NT: Tensor, gamma: float, batch: TokenBatch) -> Tensor:
     """Return Σ_(s≥t) γ^(s−t) x_s."""
     if gamma == 0.0:
         return x_NT
-    decay_N = torch.full_like(x_NT[:, 0], gamma)
-    return discounted_suffix_sums(x_NT.clone(), decay_N, batch)
+    return discounted_suffix_sums(x_NT.clone(), gamma, batch)
 
 
 @advantage(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from groupwise.groups.advantages import centred
-from groupwise.groups.statistics import group_stats, keyed_stats
+from groupwise.groups.statistics import group_stats, keyed_stats, suffix_sums
+from groupwise.groups.step_table import StepTable, divide
 from groupwise.methods.slots import Ddof, Fraction, NonNegative, advantage
 from groupwise.records import TokenBatch
 
@@ -25,40 +26,36 @@ TURNS = ("step_reward_NT", "step_end_NT")
 class TurnTable:
     """The turns of each row: which token is in which, and what they earned."""
 
-    of_token_NT: Tensor  # the turn's number
+    steps: StepTable
     there_NK: Tensor  # bool: the row has such a turn
     reward_NK: Tensor  # float64
 
     def returns(self, gamma: float) -> Tensor:
         """Return G_k = Σ_(l≥k) γ^(l−k) r_l, 0 where there is no turn."""
-        found_NK = self.reward_NK.clone()
-        for k in range(found_NK.shape[1] - 2, -1, -1):
-            found_NK[:, k] += gamma * found_NK[:, k + 1]
+        found_NK = suffix_sums(self.reward_NK.clone(), gamma)
         return torch.where(self.there_NK, found_NK, 0.0)
 
     def spread(self, x_NK: Tensor, batch: TokenBatch) -> Tensor:
         """Return a number per turn on the turn's own tokens."""
-        return batch.valid(x_NK.gather(1, self.of_token_NT))
+        return batch.valid(self.steps.spread(x_NK.to(batch.dtype)))
 
 
 def last_tokens(batch: TokenBatch) -> Tensor:
     """Return the last own token of each turn; a row's last own token ends one, too."""
-    place_T = torch.arange(batch.mask_NT.shape[1], device=batch.mask_NT.device)
-    last_NT = (place_T == batch.last_N[:, None]) & batch.mask_NT
-    return (batch.stream("step_end_NT") & batch.mask_NT) | last_NT
+    end_NT = batch.stream("step_end_NT") & batch.mask_NT
+    last_N1, written_N1 = batch.last_N.clamp(min=0)[:, None], (batch.length_N > 0)[:, None]
+    return end_NT.scatter(1, last_N1, end_NT.gather(1, last_N1) | written_N1)
 
 
 def turns_of(batch: TokenBatch) -> TurnTable:
     """Return the turns of a batch; as many columns on every rank."""
-    end_NT = last_tokens(batch)
-    count_N = end_NT.sum(1)
-    most = max(int(batch.world.gather(count_N).max()), 1)
-    before_NT = end_NT.cumsum(1) - end_NT.long()  # turns that have ended before this token
-    of_token_NT = before_NT.clamp(max=most - 1)
-    paid_NT = batch.stream("step_reward_NT").double() * batch.stream("step_end_NT") * batch.mask_NT
-    reward_NK = paid_NT.new_zeros(len(paid_NT), most).scatter_add(1, of_token_NT, paid_NT)
-    there_NK = torch.arange(most, device=count_N.device) < count_N[:, None]
-    return TurnTable(of_token_NT, there_NK, reward_NK)
+    steps = divide(last_tokens(batch))
+    most = max(int(batch.world.gather(steps.count_N).max()), 1)
+    # A row's last turn has no reward where nothing is marked there.
+    marked_NK = steps.at_ends(batch.stream("step_end_NT"), most)
+    reward_NK = steps.at_ends(batch.stream("step_reward_NT"), most).double() * marked_NK
+    there_NK = torch.arange(most, device=steps.count_N.device) < steps.count_N[:, None]
+    return TurnTable(steps, there_NK, reward_NK)
 
 
 def _turns_of_graded(reward_N: Tensor, batch: TokenBatch) -> tuple[TurnTable, Tensor]:
@@ -135,22 +132,25 @@ def whiten_turns(
     x_NT: Tensor, batch: TokenBatch, *, ddof: Ddof = 1, eps: NonNegative = 1e-9
 ) -> Tensor:
     """Take z-scores over turns (ReBN, 2510.01051)."""
-    last_NT = last_tokens(batch) & batch.stream("learn_N")[:, None]
-    value_NT = batch.valid(x_NT).double() * last_NT
-    gather = batch.world.gather
-    count = gather(last_NT.sum(1)).sum()
+    x_NT, gather = batch.valid(x_NT), batch.world.gather
+    steps = divide(last_tokens(batch))
+    most = max(int(steps.count_N.max()) if batch.rows else 0, 1)
+    value_NK = steps.at_ends(x_NT, most).double()
+    there_NK = torch.arange(most, device=x_NT.device) < steps.count_N[:, None]
+    there_NK = there_NK & batch.stream("learn_N")[:, None]
+    count = gather(there_NK.sum(1)).sum()
     if not count:
         return torch.zeros_like(batch.ones_NT)
-    pivot_N = torch.where(
-        last_NT.any(1), value_NT.gather(1, batch.last_N[:, None])[:, 0], torch.nan
-    )
-    known_M = gather(pivot_N)
+    # Deviations from one of the values: where all are equal, they are exactly 0.
+    known_M = gather(torch.where(there_NK[:, 0], value_NK[:, 0], torch.nan))
     pivot = known_M[~known_M.isnan()][0]
-    shift = gather(((value_NT - pivot) * last_NT).sum(1)).sum() / count
-    apart_NT = batch.valid(x_NT).double() - pivot - shift
-    squares = gather((apart_NT.square() * last_NT).sum(1)).sum()
+    shift = gather(((value_NK - pivot) * there_NK).sum(1)).sum() / count
+    squares = gather(((value_NK - pivot - shift).square() * there_NK).sum(1)).sum()
     scale = (squares / max(int(count) - ddof, 1)).sqrt() + eps
-    return batch.valid(torch.where(scale > 0, apart_NT / torch.where(scale > 0, scale, 1.0), 0.0))
+    if scale == 0:
+        return torch.zeros_like(batch.ones_NT)
+    apart_NT = (x_NT - pivot.to(x_NT.dtype)).sub_(shift.to(x_NT.dtype))
+    return batch.valid(apart_NT.div_(scale.to(x_NT.dtype)))
 
 
 @advantage(
@@ -174,10 +174,7 @@ def plus_state_zscore(
     """Compare turns that begin in the same state of the same group (GiGPO, 2505.10978)."""
     gather = batch.world.gather
     turns, counts_NK = _turns_of_graded(batch.stream("reward_N"), batch)
-    state_NT = batch.stream("state_NT") * last_tokens(batch)
-    state_NK = torch.zeros_like(turns.reward_NK, dtype=torch.long).scatter_add(
-        1, turns.of_token_NT, state_NT
-    )
+    state_NK = turns.steps.at_ends(batch.stream("state_NT"), turns.reward_NK.shape[1])
     value_NK = torch.where(counts_NK, turns.returns(gamma), torch.nan)
     value_MK, state_MK = gather(value_NK), gather(state_NK)
     group_MK = batch.groups.index_M[:, None].expand_as(state_MK)

@@ -18,6 +18,7 @@ from groupwise.groups.credit import gae_with_one_lambda
 from groupwise.groups.kl import VALUES
 from groupwise.methods.slots import Fraction, NonNegative, Positive, auxiliary
 from groupwise.records import TokenBatch
+from groupwise.records.masks import above
 
 Prepared = Mapping[str, Tensor]
 
@@ -40,13 +41,12 @@ def clipped_value_error(
     with torch.no_grad():  # where the clipped branch wins it is constant in v
         moved_NT = value_NT - old_value_NT
         # Within the range the two branches are one: their rounding must not take a gradient away.
-        outside_NT = moved_NT.abs() > limit
-        near_NT = old_value_NT + moved_NT.clamp_(-limit, limit)
+        outside_NT = above(moved_NT.abs(), limit)
+        near_NT = moved_NT.clamp_(-limit, limit).add_(old_value_NT)
         bounded_NT = near_NT.sub_(return_NT).square_()
-        clipped_NT = (bounded_NT > plain_NT) & outside_NT
-        live_NT = (~clipped_NT).to(plain_NT.dtype)
-        constant_NT = bounded_NT.mul_(1.0 - live_NT)
-    return plain_NT * live_NT + constant_NT, clipped_NT
+        clipped_NT = above(bounded_NT, plain_NT).mul_(outside_NT)
+        constant_NT = bounded_NT.mul_(clipped_NT)
+    return plain_NT * (1.0 - clipped_NT) + constant_NT, clipped_NT.bool()
 
 
 @auxiliary(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from groupwise.groups.kl import bounded_exp
-from groupwise.losses.distribution_gates import binary_kl
+from groupwise.groups.statistics import discounted_suffix_sums
+from groupwise.losses.distribution_gates import another_token
 from groupwise.losses.ratios import anchor_logp, interpolated, row_mean
 from groupwise.losses.whole_update import entropy_quantile, kept_mismatches
 from groupwise.methods.slots import (
@@ -23,7 +24,7 @@ from groupwise.methods.slots import (
     Stream,
     correction,
 )
-from groupwise.records import TokenBatch
+from groupwise.records import TokenBatch, masks
 
 
 def mismatch(batch: TokenBatch) -> Tensor:
@@ -150,7 +151,11 @@ def mask_outliers(batch: TokenBatch, *, low: NonNegative = 1e-4, high: Positive 
 
 def largest_binary_kl(first_NT: Tensor, second_NT: Tensor) -> Tensor:
     """Return the larger of KL(p‖q) and KL(q‖p) of 'this token or another'."""
-    return torch.maximum(binary_kl(first_NT, second_NT), binary_kl(second_NT, first_NT))
+    (rest_p_NT, log_p_NT), (rest_q_NT, log_q_NT) = map(another_token, (first_NT, second_NT))
+    apart_NT, rest_apart_NT = first_NT - second_NT, log_p_NT.sub_(log_q_NT)
+    forward_NT = first_NT.exp() * apart_NT + rest_p_NT * rest_apart_NT
+    backward_NT = second_NT.exp() * apart_NT + rest_q_NT * rest_apart_NT
+    return torch.maximum(forward_NT, -backward_NT)
 
 
 @correction(
@@ -162,8 +167,8 @@ def largest_binary_kl(first_NT: Tensor, second_NT: Tensor) -> Tensor:
 def binary_kl_mask(batch: TokenBatch, *, bound: NonNegative = 0.05) -> Tensor:
     """Mask by the binary KL, in both directions (KPop)."""
     old_NT, sampler_NT = anchor_logp(batch, "old"), batch.stream("sampler_logp_NT")
-    kept_NT = largest_binary_kl(old_NT, sampler_NT) <= bound
-    return bounded_exp(mismatch(batch)) * kept_NT
+    dropped_NT = masks.above(largest_binary_kl(old_NT, sampler_NT), bound)
+    return bounded_exp(mismatch(batch)) * (1.0 - dropped_NT)
 
 
 @correction(
@@ -283,18 +288,8 @@ def future_log_ratio(batch: TokenBatch, half_life: float, dual: float) -> Tensor
     Tokens whose ratio lies above `dual` leave the sum.
     """
     d_NT = (batch.stream("logp_NT") - anchor_logp(batch, "old")).detach()
-    kept_NT = d_NT * (bounded_exp(d_NT) <= dual) * batch.mask_NT
-    return batch.valid(discounted_ahead(kept_NT, batch.mask_NT, 2.0 ** (-1.0 / half_life)))
-
-
-def discounted_ahead(x_NT: Tensor, mask_NT: Tensor, gamma: float) -> Tensor:
-    """Return Σ_{s≥t} γ^{s−t} x_s, places counted in own tokens."""
-    total_N = torch.zeros_like(x_NT[:, 0])
-    columns = []
-    for t in reversed(range(x_NT.shape[1])):
-        total_N = torch.where(mask_NT[:, t], x_NT[:, t] + gamma * total_N, total_N)
-        columns.append(total_N)
-    return torch.stack(columns[::-1], dim=1)
+    kept_NT = d_NT * (1.0 - masks.above(bounded_exp(d_NT), dual))
+    return discounted_suffix_sums(kept_NT, 2.0 ** (-1.0 / half_life), batch)
 
 
 @correction(
@@ -323,9 +318,12 @@ def future_influence(
     """
     factor_NT = bounded_exp(future_log_ratio(batch, half_life, dual))
     ratio_NT = bounded_exp((batch.stream("logp_NT") - anchor_logp(batch, "old")).detach())
-    unsafe_NT = (batch.stream("advantage_NT") < 0) & (ratio_NT > safety)
+    bad_NT = masks.below(batch.stream("advantage_NT"), 0.0)
+    unsafe_NT = bad_NT.mul_(masks.above(ratio_NT, safety))
     return torch.where(
-        unsafe_NT, factor_NT.clamp(1.0 - above, 1.0), factor_NT.clamp(1.0 - below, 1.0 + above)
+        unsafe_NT.bool(),
+        factor_NT.clamp(1.0 - above, 1.0),
+        factor_NT.clamp(1.0 - below, 1.0 + above),
     )
 
 

@@ -15,6 +15,7 @@ from groupwise.groups.kl import bounded_exp
 from groupwise.losses.gates import Gated, clip_within
 from groupwise.methods.slots import Count, Fraction, NonNegative, Positive, gate
 from groupwise.records import TokenBatch
+from groupwise.records.masks import above, as_numbers
 
 # --- divergence masks (DPPO) ------------------------------------------------------------------
 
@@ -24,8 +25,8 @@ def keep_unless_further_out(
 ) -> Tensor:
     """Drop a token iff the step leads further away from the sampler and it is beyond delta."""
     # A and log r of one sign: the step goes the way the policy has already gone.
-    outward_NT = advantage_NT * log_ratio_NT > 0
-    return ~(outward_NT & (divergence_NT > delta))
+    outward_NT = above(advantage_NT * log_ratio_NT, 0.0)
+    return ~outward_NT.mul_(above(divergence_NT, delta)).bool()
 
 
 def _masked(
@@ -39,7 +40,9 @@ def _masked(
     """Return sg[min(r, cap)]·M·A·ℓ, and the tokens that the mask M dropped."""
     log_ratio_NT = log_ratio_NT.detach()
     keep_NT = keep_unless_further_out(divergence_NT, delta, log_ratio_NT, advantage_NT)
-    weight_NT = bounded_exp(log_ratio_NT).clamp(max=cap) * keep_NT
+    weight_NT = (
+        bounded_exp(log_ratio_NT).clamp_(max=cap).mul_(as_numbers(keep_NT, log_ratio_NT.dtype))
+    )
     objective_NT = weight_NT * advantage_NT * batch.stream("logp_NT")
     return objective_NT, ~keep_NT & batch.mask_NT
 
@@ -57,10 +60,15 @@ def binary_tv(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
 
 def binary_kl(logp_NT: Tensor, sampler_NT: Tensor) -> Tensor:
     """Return KL(μ‖π) of 'this token or another'."""
-    tiny = torch.finfo(logp_NT.dtype).tiny
-    rest_mu_NT, rest_pi_NT = -torch.expm1(sampler_NT), -torch.expm1(logp_NT)
-    rest_NT = rest_mu_NT * (rest_mu_NT.clamp(min=tiny).log() - rest_pi_NT.clamp(min=tiny).log())
+    (rest_mu_NT, log_mu_NT), (_, log_pi_NT) = another_token(sampler_NT), another_token(logp_NT)
+    rest_NT = rest_mu_NT * (log_mu_NT - log_pi_NT)
     return sampler_NT.exp() * (sampler_NT - logp_NT) + rest_NT
+
+
+def another_token(logp_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probability of all other tokens together, and its logarithm."""
+    rest_NT = torch.expm1(logp_NT).neg_()
+    return rest_NT, rest_NT.clamp(min=torch.finfo(logp_NT.dtype).tiny).log_()
 
 
 @gate(

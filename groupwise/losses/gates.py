@@ -16,6 +16,7 @@ from groupwise.groups.kl import at_least, at_most, bounded_exp
 from groupwise.losses.ratios import row_mean, segment_mean
 from groupwise.methods.slots import AboveOne, NonNegative, Positive, Slot, gate, width
 from groupwise.records import TokenBatch
+from groupwise.records.masks import equal
 
 Gated = tuple[Tensor, Tensor]
 
@@ -24,16 +25,25 @@ def nothing_clipped(batch: TokenBatch) -> Tensor:
     return torch.zeros_like(batch.mask_NT)
 
 
-def clip_within(ratio_NT: Tensor, advantage_NT: Tensor, low: float, high: float) -> Gated:
+def clip_within(
+    ratio_NT: Tensor, advantage_NT: Tensor, low: Tensor | float, high: Tensor | float
+) -> Gated:
     """Return min(r·A, clip(r, low, high)·A): only the side towards which A pushes is bounded."""
-    objective_NT = advantage_NT.clamp(min=0) * at_most(ratio_NT, high)
-    objective_NT = objective_NT + advantage_NT.clamp(max=0) * at_least(ratio_NT, low)
-    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
+    fixed_NT = ratio_NT.detach()
+    bounded_NT = fixed_NT.clamp(max=high).mul_(advantage_NT.clamp(min=0))
+    bounded_NT.add_(fixed_NT.clamp(min=low).mul_(advantage_NT.clamp(max=0)))
+    return bounded_by(bounded_NT, ratio_NT, advantage_NT)
 
 
-def _was_clipped(ratio_NT: Tensor, advantage_NT: Tensor, objective_NT: Tensor) -> Tensor:
-    """Tell where a bound on either side changes r·A, downwards by min, upwards by a dual clip."""
-    return (ratio_NT.detach() * advantage_NT) != objective_NT.detach()
+def bounded_by(bounded_NT: Tensor, ratio_NT: Tensor, advantage_NT: Tensor) -> Gated:
+    """Return an objective that is r·A where its value is, with r's gradient, else a constant.
+
+    So a bound on either side may hold, downwards by min or upwards by a dual clip, and one product
+    carries the gradient.
+    """
+    free_NT = equal(ratio_NT.detach() * advantage_NT, bounded_NT)
+    constant_NT = bounded_NT.mul_(1.0 - free_NT)
+    return ratio_NT * (advantage_NT * free_NT) + constant_NT, ~free_NT.bool()
 
 
 @gate(
@@ -115,10 +125,12 @@ def dual_clip(
 ) -> Gated:
     """Dual-clip PPO (1912.09729)."""
     ratio_NT = bounded_exp(log_ratio_NT)
-    objective_NT = advantage_NT.clamp(min=0) * at_most(ratio_NT, 1.0 + high)
-    held_NT = at_most(at_least(ratio_NT, 1.0 - low), bound)
-    objective_NT = objective_NT + advantage_NT.clamp(max=0) * held_NT
-    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
+    fixed_NT = ratio_NT.detach()
+    bounded_NT = fixed_NT.clamp(max=1.0 + high).mul_(advantage_NT.clamp(min=0))
+    held_NT = fixed_NT.clamp(min=1.0 - low).clamp_(max=bound)
+    return bounded_by(
+        bounded_NT.addcmul_(held_NT, advantage_NT.clamp(max=0)), ratio_NT, advantage_NT
+    )
 
 
 def dynamic_bounds(
@@ -153,10 +165,9 @@ def dynamic_clip(
     old_prob_NT = batch.stream("old_logp_NT").exp()
     low_NT, high_NT = dynamic_bounds(old_prob_NT, low, high, cap)
     ratio_NT = bounded_exp(log_ratio_NT)
-    objective_NT = advantage_NT.clamp(min=0) * ratio_NT.clamp(max=high_NT)
-    held_NT = at_most(ratio_NT.clamp(min=low_NT), bound)
-    objective_NT = objective_NT + advantage_NT.clamp(max=0) * held_NT
-    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
+    held_NT = ratio_NT.detach().clamp(min=low_NT).clamp_(max=bound)
+    bounded_NT = advantage_NT.clamp(min=0) * ratio_NT.detach().clamp(max=high_NT)
+    return bounded_by(bounded_NT + advantage_NT.clamp(max=0) * held_NT, ratio_NT, advantage_NT)
 
 
 def geometric_weight(
@@ -264,7 +275,4 @@ def segment_clip(
         segment_NT = batch.stream("segment_NT")
         entropy_NT = segment_mean(batch.entropy_NT.detach(), segment_NT, batch.mask_NT)
     low, high = width(entropy_NT)
-    ratio_NT = bounded_exp(log_ratio_NT)
-    objective_NT = advantage_NT.clamp(min=0) * ratio_NT.clamp(max=1.0 + high)
-    objective_NT = objective_NT + advantage_NT.clamp(max=0) * ratio_NT.clamp(min=1.0 - low)
-    return objective_NT, _was_clipped(ratio_NT, advantage_NT, objective_NT)
+    return clip_within(bounded_exp(log_ratio_NT), advantage_NT, 1.0 - low, 1.0 + high)

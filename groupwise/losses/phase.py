@@ -8,7 +8,6 @@ the whole batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +16,13 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import BatchError, RecipeError
-from groupwise.groups.kl import EXP_LIMIT
 from groupwise.groups.phase import batch_slots, returned
-from groupwise.losses.corrections import mismatch
 from groupwise.losses.measures import Tally
+from groupwise.losses.measuring import measure
 from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import Slot
 from groupwise.records import TokenBatch
 from groupwise.streams import STREAMS
-
-RARE = 0.2  # probability: where DAPO found the tokens that an upper clip holds back
-OUTSIDE = (math.log(0.9), math.log(1.1))  # of learner/sampler
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def token_phase(
         log_ratio_NT=log_ratio_NT.detach(),
         weight_NT=weight_NT,
         clipped_NT=clipped_NT,
-        tally=_measure(batch, log_ratio_NT.detach(), clipped_NT, weight_NT),
+        tally=measure(batch, log_ratio_NT.detach(), clipped_NT, weight_NT),
     )
 
 
@@ -161,69 +156,3 @@ def _weights(recipe: Recipe, batch: TokenBatch) -> Tensor | None:
             factor_NT = returned(correction, correction(batch), batch.mask_NT)
             weight_NT = factor_NT if weight_NT is None else weight_NT * factor_NT
     return weight_NT
-
-
-def _peak(x_NT: Tensor) -> Tensor:
-    """Return the largest value; 0 on a rank without rows."""
-    return x_NT.max() if x_NT.numel() else x_NT.new_zeros(())
-
-
-@torch.no_grad()
-def _measure(
-    batch: TokenBatch, log_ratio_NT: Tensor, clipped_NT: Tensor, weight_NT: Tensor | None
-) -> Tally:
-    """Sum up over the tokens of this micro-batch that are learned from."""
-    learn_N = batch.stream("learn_N")
-    tokens = (batch.length_N * learn_N).sum()
-    totals, peaks = {}, {}
-
-    def add(name: str, x_NT: Tensor) -> Tensor:
-        x_NT = batch.learned(x_NT)
-        totals[name] = (x_NT.sum(), tokens)
-        return x_NT
-
-    def add_weights(name: str, log_weight_NT: Tensor) -> None:
-        weight_NT = log_weight_NT.clamp(-EXP_LIMIT, EXP_LIMIT).exp_()  # bounded_exp, in place
-        totals[f"{name}/square_off"] = (batch.learned(weight_NT - 1).square().sum(), tokens)
-        weight_NT = add(f"{name}/mean", weight_NT)
-        totals[f"{name}/second_moment"] = (weight_NT.square().sum(), tokens)
-        peaks[f"{name}/max"] = _peak(weight_NT)
-
-    def add_clipped(side: str, clipped_NT: Tensor) -> None:
-        count = clipped_NT.sum()
-        totals[f"clip/{side}"] = (count, tokens)
-        totals[f"clip/{side}_probability"] = ((before_NT * clipped_NT).sum(), count)
-        totals[f"clip/{side}_rare_share"] = ((clipped_NT & (before_NT < RARE)).sum(), count)
-
-    add_weights("ratio", log_ratio_NT)
-    clipped_NT = clipped_NT & learn_N[:, None]
-    above_NT = log_ratio_NT > 0
-    before_NT = batch.stream("old_logp_NT").exp()
-    add_clipped("high", clipped_NT & above_NT)
-    add_clipped("low", clipped_NT & ~above_NT)
-    rare_NT = add("tokens/rare_share", before_NT < RARE)
-    totals["clip/rare"] = ((clipped_NT * rare_NT).sum(), rare_NT.sum())
-    mean_N = batch.learned(log_ratio_NT).sum(1) / batch.length_N.clamp(min=1)
-    ratio_N = mean_N.clamp(-EXP_LIMIT, EXP_LIMIT).exp_() * learn_N
-    totals["ratio/sequence_mean"] = (ratio_N.sum(), learn_N.sum())
-    peaks["ratio/sequence_max"] = _peak(ratio_N)
-    if weight_NT is not None:
-        add("correction/mean", weight_NT)
-        add("correction/zero_share", weight_NT == 0)
-    logp_NT = batch.stream("logp_NT").detach()
-    if batch.ref_logp_NT is not None:
-        x_NT = logp_NT - batch.ref_logp_NT
-        add("kl/ref_k1", x_NT)
-        odds_NT = (-x_NT).clamp_(-EXP_LIMIT, EXP_LIMIT).exp_()
-        add("kl/ref", odds_NT.add_(x_NT).sub_(1.0))  # k3, in place
-    apart_NT = batch.find("teacher_divergence_NT")
-    if apart_NT is not None:
-        add("teacher/divergence", apart_NT.detach())
-    if batch.entropy_NT is not None:
-        add("entropy/mean", batch.entropy_NT)
-    if batch.sampler_logp_NT is not None and not batch.moved:
-        gap_NT = mismatch(batch)
-        add_weights("mismatch", gap_NT)
-        peaks["mismatch/abs_max"] = _peak(add("mismatch/abs_mean", gap_NT.abs()))
-        add("mismatch/outside_share", (gap_NT > OUTSIDE[1]) | (gap_NT < OUTSIDE[0]))
-    return Tally(totals, peaks)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from groupwise.errors import BatchError, MissingStream
 from groupwise.parallel.world import ALONE, World
+from groupwise.records.masks import as_numbers
 from groupwise.streams import (
     STREAMS,
     check_groups,
@@ -20,6 +21,8 @@ from groupwise.streams import (
     check_stream,
     is_number_per_token,
 )
+
+X = TypeVar("X")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,9 @@ class TokenBatch:
     # What roles say of the rows beside all that, by the names that ROLE_FACTS gives it.
     of_roles: Mapping[str, Tensor] = field(default_factory=dict)
 
+    # What slots compute alike (`once`); shared by copies of the same rows and streams.
+    scratch: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
     @classmethod
     def build(
         cls,
@@ -190,7 +196,7 @@ class TokenBatch:
             for name, parts in self.prepared.items()
         }
         of_roles = {name: x.to(device) for name, x in self.of_roles.items()}
-        return replace(self, prepared=prepared, of_roles=of_roles, **moved)
+        return replace(self, scratch={}, prepared=prepared, of_roles=of_roles, **moved)
 
     @property
     def rows(self) -> int:
@@ -204,15 +210,23 @@ class TokenBatch:
     @property
     def groups(self) -> Groups:
         # Not a cached_property: those hold a lock, and this gathers from ranks that may be threads.
-        if "groups" not in self.scratch:
+        def numbered() -> Groups:
             ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)
-            self.scratch["groups"] = Groups(ids_P, index_M)
-        found: Groups = self.scratch["groups"]
+            return Groups(ids_P, index_M)
+
+        return self.once("groups", (self.group_N,), numbered)
+
+    def once(self, name: object, of: Sequence[Tensor], compute: Callable[[], X]) -> X:
+        """Compute something of these tensors once, for all copies of the same rows and streams."""
+        key = (name, *(id(x) for x in of))
+        if key not in self.scratch:
+            self.scratch[key] = (of, compute())  # holds them, so that nobody else has their ids
+        found: X = self.scratch[key][1]
         return found
 
     @cached_property
     def length_N(self) -> Tensor:
-        return self.mask_NT.sum(1)
+        return self.ones_NT.sum(1).long()  # several times faster than counting bools
 
     @cached_property
     def last_N(self) -> Tensor:
@@ -223,17 +237,13 @@ class TokenBatch:
         return (self.ones_NT * number_T).argmax(1)
 
     @cached_property
-    def scratch(self) -> dict[Any, Any]:
-        """Keep what several slots of one batch phase compute alike."""
-        return {}
-
-    @cached_property
     def place_NT(self) -> Tensor | None:
         """Return where valid tokens go when a tool's output between them is left out, if any is.
 
         Masked tokens go to one column behind the last.
         """
-        starts_N = (self.mask_NT[:, 1:] & ~self.mask_NT[:, :-1]).sum(1, dtype=torch.int32)
+        starts_NT = self.mask_NT[:, 1:] & ~self.mask_NT[:, :-1]
+        starts_N = as_numbers(starts_NT, self.dtype).sum(1)
         if not ((starts_N + self.mask_NT[:, 0]) > 1).any():
             return None
         return torch.where(self.mask_NT, self.mask_NT.cumsum(1) - 1, self.mask_NT.shape[1])
@@ -278,7 +288,7 @@ class TokenBatch:
             for name, parts in self.prepared.items()
         }
         changes["of_roles"] = {name: x[rows] for name, x in self.of_roles.items()}
-        return replace(self, **changes)
+        return replace(self, scratch={}, **changes)
 
     def keep(self, rows: Tensor) -> TokenBatch:
         """Make a batch of its own from some rows, before the batch phase: a filter dropped others.
@@ -321,7 +331,7 @@ class TokenBatch:
         known = {item.name for item in fields(self)}
         own: dict[str, Any] = {name: x for name, x in streams.items() if name in known}
         others = {name: x for name, x in streams.items() if name not in known}
-        return replace(self, of_roles={**self.of_roles, **others}, **own)
+        return replace(self, scratch={}, of_roles={**self.of_roles, **others}, **own)
 
 
 def _widen(x: Tensor, name: str, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.losses.phase import RARE
+from groupwise.losses.measuring import RARE
 from groupwise.optim.assemble import sequences_of
 from groupwise.replay.recorded import Record, rows_of
 from groupwise.replay.token_weights import MethodWeights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groupwise.losses.phase import RARE
+from groupwise.losses.measuring import RARE
 from groupwise.watch.display import visible
 
 LEGEND = (

@@ -158,10 +158,10 @@ def test_a_critic_that_knows_gives_the_true_gradient_over_holes(lam: float, hole
             at = (0, second)[turn]
             mask_NT[row, at], paid_NT[row, at], value_NT[row, at] = True, reward, value[turn]
     held = TokenBatch.build(
-        mask_NT=mask_NT, group_N=[0] * rows, reward_N=[sum(paid) for paid, _, _ in kinds],
+        mask_NT=mask_NT, group_N=[0] * rows, reward_N=[0.0] * rows, token_reward_NT=paid_NT,
         old_value_NT=value_NT,
     )  # fmt: skip
-    found_NT = gae(gamma=1.0, lam=lam)(paid_NT, replace(held, reward_N=held.task_reward_N))
+    found_NT = gae(gamma=1.0, lam=lam)(held.task_reward_N, held)
     gradient = sum(
         chance * slope * float(A_T[0])
         for (_, chance, slope), A_T in zip(kinds, found_NT, strict=True)
