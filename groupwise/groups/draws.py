@@ -9,37 +9,45 @@ from groupwise.groups.aggregation import lengths
 from groupwise.groups.filters import Drawing, draw_weights
 from groupwise.methods.slots import Positive, aggregation
 from groupwise.records import TokenBatch
+from groupwise.records.masks import as_numbers
 
 _PRIME, _SPREAD = 2_147_483_647, 1_000_003
 
 
-def _names(batch: TokenBatch) -> Tensor:
-    """Return a number per row that is a function of its tokens alone, in [1, prime)."""
-    place_NT = batch.mask_NT.long().cumsum(1)
-    mixed_NT = (batch.stream("token_NT") + 1) * (place_NT * 2_654_435_761 % _SPREAD)
-    return (mixed_NT * batch.mask_NT).sum(1) * 48_271 % (_PRIME - 1) + 1
+def mixed_tokens(batch: TokenBatch) -> Tensor:
+    """Return a whole number per own token that is made of its id and its place, 0 elsewhere."""
+    mask_NT = batch.mask_NT
+    key_T = torch.arange(mask_NT.shape[1] + 1, device=mask_NT.device) * 2_654_435_761 % _SPREAD
+    at_left = batch.place_NT is None and mask_NT[:, 0].all()  # columns number own tokens
+    key_NT = key_T[1:] if at_left else key_T[mask_NT.cumsum(1)]
+    return (batch.stream("token_NT") + 1).mul_(key_NT).mul_(as_numbers(mask_NT, torch.long))
+
+
+def scattered(mixed: Tensor) -> Tensor:
+    """Return a number in [0, 1) that looks random for each sum of `mixed_tokens`."""
+    return (mixed * 48_271 % _PRIME).double() / _PRIME
 
 
 def times_drawn(batch: TokenBatch, how: Drawing, power: float) -> Tensor:
     """Return how often each row is drawn, as often as there are rows with a grade in all.
 
-    A draw takes the row with the largest log w + Gumbel noise, which is one with chance w/Σw. The
-    noise is a function of the row's tokens and the number of the draw: it is the same in any order
-    of the rows and on every rank.
+    Chance is a function of the tokens of all rows together, and rows are counted in the order of
+    their own tokens: draws are the same in any order of the rows and on every rank.
     """
     gather = batch.world.gather
     known_N = batch.stream("learn_N") & ~batch.task_reward_N.isnan() & (batch.length_N > 0)
-    known_M, name_M = gather(known_N.long()) > 0, gather(_names(batch))
-    reward_X, name_X = gather(batch.task_reward_N).double()[known_M], name_M[known_M]
+    known_M, name_M = gather(known_N.long()) > 0, gather(mixed_tokens(batch).sum(1))
     count_M = torch.zeros(len(known_M), dtype=torch.float64, device=known_M.device)
-    if not len(reward_X):
+    if not known_M.any():
         return batch.world.own(count_M)
-    weight_X = draw_weights(reward_X, how, power)
-    draw_D = torch.arange(1, len(reward_X) + 1, device=name_X.device) * 2_654_435_761 % _SPREAD
-    mixed_DX = name_X * (draw_D[:, None] + 1) % _PRIME * 48_271 % _PRIME
-    noise_DX = -(-((mixed_DX.double() + 0.5) / _PRIME).log()).log()
-    chosen_D = (weight_X.log() + noise_DX).argmax(1)
-    count_M[known_M] = torch.bincount(chosen_D, minlength=len(reward_X)).double()
+    reward_M, row_X = gather(batch.task_reward_N), known_M.nonzero()[:, 0]
+    for by_M in (reward_M, name_M):  # equal answers may have other rewards
+        row_X = row_X[by_M[row_X].argsort(stable=True)]
+    upto_X = draw_weights(reward_M[row_X], how, power).cumsum(0)
+    chance = torch.Generator().manual_seed(int(name_M[row_X].sum()))
+    drawn_D = torch.rand(len(row_X), generator=chance, dtype=torch.float64).to(upto_X.device)
+    chosen_D = torch.searchsorted(upto_X, drawn_D * upto_X[-1]).clamp(max=len(row_X) - 1)
+    count_M[row_X] = torch.bincount(chosen_D, minlength=len(row_X)).double()
     return batch.world.own(count_M)
 
 

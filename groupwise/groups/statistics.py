@@ -15,6 +15,8 @@ from torch import Tensor
 
 from groupwise.records import TokenBatch
 
+MOST_EMPTY = 4  # numbers per value, beyond which sorting costs less than the unused ones
+
 
 @dataclass(frozen=True)
 class GroupStats:
@@ -220,12 +222,8 @@ def keyed_stats(x_X: Tensor, key_X: Tensor) -> KeyedStats:
 
     All values of all ranks: gather them first. Sums are in the order of the values.
     """
-    one_X = torch.zeros_like(key_X[:, 0])
-    for column_X in key_X.unbind(1) if len(key_X) else ():
-        from_0_X = column_X - column_X.min()
-        one_X = torch.unique(one_X * (from_0_X.max() + 1) + from_0_X, return_inverse=True)[1]
-    index_X = one_X
-    counts_X, size = ~x_X.isnan(), int(index_X.max()) + 1 if len(index_X) else 0
+    index_X, counts_X = _numbered(key_X), ~x_X.isnan()
+    size = int(index_X.max()) + 1 if len(index_X) else 0
     known_X, inf = torch.where(counts_X, x_X, 0.0), float("inf")
 
     def summed(values_X: Tensor) -> Tensor:
@@ -243,6 +241,23 @@ def keyed_stats(x_X: Tensor, key_X: Tensor) -> KeyedStats:
     mean_X = torch.where(low_X == high_X, low_X, total_X / count_X.clamp(min=1))
     squares_X = summed(torch.where(counts_X, (known_X - mean_X) ** 2, 0.0))
     return KeyedStats(count_X, mean_X, squares_X, total_X, low_X >= high_X)
+
+
+def _numbered(key_X: Tensor) -> Tensor:
+    """Return one small number per key (a row of whole numbers each); some may stand for none."""
+    index_X = torch.zeros_like(key_X[:, 0])
+    for column_X in key_X.unbind(1) if len(key_X) else ():
+        own_X = _close_together(column_X)
+        index_X = _close_together(index_X * (own_X.max() + 1) + own_X)
+    return index_X
+
+
+def _close_together(number_X: Tensor) -> Tensor:
+    """Return numbers from 0 on, equal where the given ones are; sorted anew where few are used."""
+    low, high = (int(x) for x in number_X.aminmax())
+    if high - low < MOST_EMPTY * len(number_X):
+        return number_X - low
+    return torch.unique(number_X, return_inverse=True)[1]
 
 
 def all_tokens(x_NT: Tensor, batch: TokenBatch) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupwise.groups.draws import mixed_tokens, scattered
 from groupwise.groups.kl import bounded_exp
 from groupwise.groups.selection import (
     largest,
@@ -63,27 +64,15 @@ def cov_candidates(batch: TokenBatch, params: Params) -> Tensor:
     return inside_NT.mul_(live_NT).bool()
 
 
-def _chances(batch: TokenBatch, row_X: Tensor, column_X: Tensor) -> Tensor:
-    """Return a number in [0, 1) for some tokens that looks random and is their answer's function.
-
-    Made of the token ids up to there: the same on every rank and in any order of rows, another for
-    every answer.
-    """
-    mask_NT = batch.mask_NT
-    key_T = torch.arange(mask_NT.shape[1] + 1, device=row_X.device) * 2_654_435_761 % 1_000_003
-    at_left = batch.place_NT is None and mask_NT[:, 0].all()  # columns number own tokens
-    key_NT = key_T[1:] if at_left else key_T[mask_NT.cumsum(1)]
-    mixed_NT = (batch.stream("token_NT") + 1).mul_(key_NT).mul_(as_numbers(mask_NT, torch.long))
-    return (mixed_NT.cumsum(1)[row_X, column_X] * 48_271 % 2_147_483_647).double() / 2_147_483_647
-
-
 def drawn_candidates(batch: TokenBatch, params: Params) -> Prepared:
     """Return which candidates Clip-Cov silences: so many, at random."""
     candidate_NT = cov_candidates(batch, params)
     count = share_of_tokens(params["fraction"], batch)
     silenced_NT = as_numbers(candidate_NT, batch.dtype)
     row_X, column_X = candidate_NT.nonzero().unbind(1)
-    chance_X, found_N = _chances(batch, row_X, column_X), silenced_NT.sum(1).long()
+    # The same on every rank and in any order of rows, another for every answer.
+    chance_X = scattered(mixed_tokens(batch).cumsum(1)[row_X, column_X])
+    found_N = silenced_NT.sum(1).long()
     found_M = batch.world.gather(found_N)
     if int(found_M.sum()) <= count:
         return {"silenced_NT": silenced_NT}

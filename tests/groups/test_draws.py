@@ -57,3 +57,18 @@ def test_chances_are_those_of_the_weights(how: str, shares: list[float]) -> None
     total = sum(times_drawn(batch(rewards, seed), how, 2.0) for seed in range(trials))  # type: ignore[arg-type]
     for found, share in zip((total / (4 * trials)).tolist(), shares, strict=True):
         assert abs(found - share) < 4 * (share * (1 - share) / (4 * trials)) ** 0.5
+
+
+def test_equal_answers_with_other_rewards_are_drawn_alike_in_any_order() -> None:
+    same = torch.tensor([[7, 8], [7, 8], [9, 8]])
+
+    def drawn(order: list[int]) -> list[float]:
+        rewards = [(2.0, -1.0, 0.5)[row] for row in order]
+        given = TokenBatch.build(
+            mask_NT=torch.ones(3, 2, dtype=torch.bool), group_N=[0, 1, 2], reward_N=rewards,
+            token_NT=same[order],
+        )  # fmt: skip
+        counts = times_drawn(given._holding({"learn_N": torch.ones(3).bool()}), "pow", 1.0).tolist()
+        return [counts[order.index(row)] for row in range(3)]
+
+    assert drawn([0, 1, 2]) == drawn([1, 0, 2]) == drawn([2, 1, 0])
