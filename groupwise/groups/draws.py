@@ -9,23 +9,39 @@ from groupwise.groups.aggregation import lengths
 from groupwise.groups.filters import Drawing, draw_weights
 from groupwise.methods.slots import Positive, aggregation
 from groupwise.records import TokenBatch
-from groupwise.records.masks import as_numbers
 
 _PRIME, _SPREAD = 2_147_483_647, 1_000_003
 
 
-def mixed_tokens(batch: TokenBatch) -> Tensor:
-    """Return a whole number per own token that is made of its id and its place, 0 elsewhere."""
-    mask_NT = batch.mask_NT
-    key_T = torch.arange(mask_NT.shape[1] + 1, device=mask_NT.device) * 2_654_435_761 % _SPREAD
-    at_left = batch.place_NT is None and mask_NT[:, 0].all()  # columns number own tokens
-    key_NT = key_T[1:] if at_left else key_T[mask_NT.cumsum(1)]
-    return (batch.stream("token_NT") + 1).mul_(key_NT).mul_(as_numbers(mask_NT, torch.long))
+class TokenNames:
+    """Numbers of answers and of their beginnings that are made of the ids and places of tokens.
+
+    The name of a beginning is Σ (id + 1)·key(place) over its own tokens, place counted from 1.
+    """
+
+    def __init__(self, batch: TokenBatch) -> None:
+        mask_NT = batch.mask_NT
+        key_T = torch.arange(mask_NT.shape[1] + 1, device=mask_NT.device) * 2_654_435_761 % _SPREAD
+        key_T[0] = 0
+        at_left = batch.place_NT is None and mask_NT[:, 0].all()  # columns number own tokens
+        self.place_NT = None if at_left else mask_NT.cumsum(1)
+        key_NT = key_T[1:] if self.place_NT is None else key_T[self.place_NT]
+        self.mixed_NT = batch.stream("token_NT") * key_NT  # ids are 0 where masked
+        self.keys_T = key_T.cumsum(0)
+        self.length_N = batch.length_N
+
+    def of_rows(self) -> Tensor:
+        return self.mixed_NT.sum(1) + self.keys_T[self.length_N]
+
+    def up_to(self, row_X: Tensor, column_X: Tensor) -> Tensor:
+        """Return the names of beginnings that end at these own tokens."""
+        place_X = column_X + 1 if self.place_NT is None else self.place_NT[row_X, column_X]
+        return self.mixed_NT.cumsum(1)[row_X, column_X] + self.keys_T[place_X]
 
 
-def scattered(mixed: Tensor) -> Tensor:
-    """Return a number in [0, 1) that looks random for each sum of `mixed_tokens`."""
-    return (mixed * 48_271 % _PRIME).double() / _PRIME
+def scattered(name: Tensor) -> Tensor:
+    """Return a number in [0, 1) that looks random for each name."""
+    return (name * 48_271 % _PRIME).double() / _PRIME
 
 
 def times_drawn(batch: TokenBatch, how: Drawing, power: float) -> Tensor:
@@ -36,7 +52,7 @@ def times_drawn(batch: TokenBatch, how: Drawing, power: float) -> Tensor:
     """
     gather = batch.world.gather
     known_N = batch.stream("learn_N") & ~batch.task_reward_N.isnan() & (batch.length_N > 0)
-    known_M, name_M = gather(known_N.long()) > 0, gather(mixed_tokens(batch).sum(1))
+    known_M, name_M = gather(known_N.long()) > 0, gather(TokenNames(batch).of_rows())
     count_M = torch.zeros(len(known_M), dtype=torch.float64, device=known_M.device)
     if not known_M.any():
         return batch.world.own(count_M)

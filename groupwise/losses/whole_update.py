@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.groups.draws import mixed_tokens, scattered
+from groupwise.groups.draws import TokenNames, scattered
 from groupwise.groups.kl import bounded_exp
 from groupwise.groups.selection import (
     largest,
@@ -71,7 +71,7 @@ def drawn_candidates(batch: TokenBatch, params: Params) -> Prepared:
     silenced_NT = as_numbers(candidate_NT, batch.dtype)
     row_X, column_X = candidate_NT.nonzero().unbind(1)
     # The same on every rank and in any order of rows, another for every answer.
-    chance_X = scattered(mixed_tokens(batch).cumsum(1)[row_X, column_X])
+    chance_X = scattered(TokenNames(batch).up_to(row_X, column_X))
     found_N = silenced_NT.sum(1).long()
     found_M = batch.world.gather(found_N)
     if int(found_M.sum()) <= count:

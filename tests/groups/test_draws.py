@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from groupwise.groups.draws import times_drawn, token_mean_of_drawn
+from groupwise.groups.draws import TokenNames, times_drawn, token_mean_of_drawn
 from groupwise.records import TokenBatch
 
 
@@ -72,3 +74,26 @@ def test_equal_answers_with_other_rewards_are_drawn_alike_in_any_order() -> None
         return [counts[order.index(row)] for row in range(3)]
 
     assert drawn([0, 1, 2]) == drawn([1, 0, 2]) == drawn([2, 1, 0])
+
+
+@pytest.mark.parametrize("own", [
+    {(0, 1, 2): [5, 0, 7], (0, 1): [0, 0], (0,): [4]},
+    {(0, 2, 4): [5, 0, 7], (3, 4): [9, 1], (0, 1): [0, 0]},
+])  # fmt: skip
+def test_names_are_the_sums_that_they_are_said_to_be_wherever_tokens_stand(own: Any) -> None:
+    """Id 0 counts, and a tool's output between own tokens and padding before them do not."""
+    mask_NT, token_NT = torch.zeros(len(own), 5, dtype=torch.bool), torch.full((len(own), 5), 3)
+    for row, (columns, ids) in enumerate(own.items()):
+        mask_NT[row, list(columns)], token_NT[row, list(columns)] = True, torch.tensor(ids)
+    group_N, reward_N = [0] * len(own), [1.0] * len(own)
+    names = TokenNames(
+        TokenBatch.build(mask_NT=mask_NT, group_N=group_N, reward_N=reward_N, token_NT=token_NT)
+    )
+    wanted = [
+        [sum((x + 1) * (at * 2_654_435_761 % 1_000_003) for at, x in enumerate(ids[:n], 1))
+         for n in range(1, len(ids) + 1)]
+        for ids in own.values()
+    ]  # fmt: skip
+    assert names.of_rows().tolist() == [found[-1] for found in wanted]
+    row_X, column_X = mask_NT.nonzero().unbind(1)
+    assert names.up_to(row_X, column_X).tolist() == [x for found in wanted for x in found]
