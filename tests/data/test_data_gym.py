@@ -310,7 +310,8 @@ def test_a_real_file_of_42_tasks() -> None:
 
 def test_a_first_configuration(tmp_path: Path) -> None:
     answers = {"model": "tiny", "data": "reasoning_gym:chain_sum", "device": "cpu"}
-    answers["reward"] = init.default("reward", answers)
+    for key in ("turns", "reward"):
+        answers[key] = init.default(key, answers)
     assert init.missing(answers) == [] and answers["reward"] == "row"
     (tmp_path / "c.toml").write_text(init.configuration(answers))
     config = load_config(tmp_path / "c.toml")

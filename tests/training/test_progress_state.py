@@ -9,6 +9,7 @@ from typing import Any
 from groupwise.data.cursor import Cursor
 from groupwise.evaluate.evaluate import Evaluation
 from groupwise.records import Memory, Task, Visit
+from groupwise.stages.coefficients import Coefficient
 from groupwise.training.progress import Progress
 
 TASKS = [Task(number, f"{number}") for number in range(5)]
@@ -18,6 +19,7 @@ OTHER: dict[str, Any] = {  # than the default, for what is neither a number nor 
     "before": Evaluation(0.25, 0.1, 0.5, 3.0, 0.0, 0.0, 8, 1, ()),
     "last": Evaluation(0.5, 0.1, 0.75, 2.0, 0.0, 0.0, 8, 1, ()),
     "alone": [0.25, 0.5],
+    "coefs": {"penalty.kl.coef": Coefficient(0.5, 0.25)},
     "waited": 5,
     "best": 0.5,
     "best_step": 4,

@@ -41,6 +41,7 @@ from groupwise.runfiles.folder import Event, RunFolder
 from groupwise.runfiles.recorder import Recorder
 from groupwise.runfiles.rollouts import Row
 from groupwise.stages import stage_of
+from groupwise.stages.coefficients import measures as coefficient_measures
 from groupwise.stages.collected import Collected
 from groupwise.watch.chart import MOST_POINTS, Curve, Point, Scale, smooth, svg, thin, ticks
 from groupwise.watch.costs import costs
@@ -351,6 +352,13 @@ def measured_of_curricula() -> set[str]:
     return {*curriculum_measures([rates]), *Collected([[row], [row, row]]).metrics()}
 
 
+def measured_of_coefficients() -> set[str]:
+    """What is measured where coefficients change."""
+    control = {"penalty.coef": "kl_target(target=6.0)"}
+    step = {"kl/ref_k1": 0.1, "tokens/count": 8.0, "tokens/learned_share": 1.0, "length/mean": 4.0}
+    return set(coefficient_measures(load(recipe="grpo", **{"train.coefs": control}), {}, step))
+
+
 def with_values(sample: Any) -> Any:
     batch = batch_phase(recipe("ppo"), sample.build()).batch
     return batch.with_outputs(value_NT=batch.stream("old_value_NT"))
@@ -379,7 +387,7 @@ def test_what_the_phases_measure_is_documented() -> None:
     both_N = torch.tensor([True, False])
     names |= set(answer_metrics([AnswerLoss(torch.zeros(2), torch.zeros(2), both_N)]))
     names |= of_models_that_score() | measured_of_roles() | measured_of_routes()
-    names |= measured_of_turns() | measured_of_curricula()
+    names |= measured_of_turns() | measured_of_curricula() | measured_of_coefficients()
     assert {"kl/ref", "entropy/mean", "mismatch/effective_sample_share"} <= names  # it did measure
     assert [name for name in names if name != "step" and catalogue.find(name) is None] == []
     families = tuple(key[:-1] for key in catalogue.CATALOGUE if key.endswith("*"))

@@ -456,7 +456,7 @@ def test_values_are_judged_by_the_rewards_of_the_run() -> None:
 )
 def test_runs_without_a_part_are_not_asked_for_its_metrics(part: str, count: int) -> None:
     rules = [rule for rule in RULES if rule.of.startswith(f"{part}/")]
-    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 16
+    assert len(rules) == count and sum(bool(rule.of) for rule in RULES) == 18
     assert not any(rule.concerns(healthy()[5]) for rule in rules)
     assert all(rule.concerns(healthy(**{part: True})[5]) for rule in rules)
 
