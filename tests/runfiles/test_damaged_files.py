@@ -79,8 +79,8 @@ def test_one_damaged_run_is_one_row_with_its_reason(whole: RunFolder, tmp_path: 
     with viewing(tmp_path) as port:
         status, page, _ = get(port, "/")
     assert status == 200 and SECRET not in page
-    rows = re.findall(r"<tr[^>]*>\s*<td>.*?</tr>", page, re.S)
-    by_name = {re.findall(r'href="/runs/(\w+)"', row)[0]: row for row in rows}
+    rows = re.finditer(r'<tr data-run="(\w+)".*?</tr>', page, re.S)
+    by_name = {row[1]: row[0] for row in rows}
     assert len(by_name) == 1 + len(DAMAGES) + len(HARMLESS)
     for number, (kind, (file, _)) in enumerate(DAMAGES.items()):
         row = by_name.pop(f"bad{number}x")
