@@ -299,6 +299,10 @@ def test_a_line_of_a_megabyte(page: Page, tmp_path: Path) -> None:
         page.wait_for_function("() => document.body?.textContent.length > 1_000_000")
 
 
+SKIPPED = """all => all.filter((x, at) => at && x.tagName[1] - all[at - 1].tagName[1] > 1)
+    .map(x => x.innerText)"""
+NAMELESS = """all => all.filter(x => x.type !== "hidden" && !x.labels?.length && !x.ariaLabel
+    && !(x.tagName === "BUTTON" && x.textContent.trim())).map(x => x.outerHTML)"""
 KINDS = {
     "home": "/",
     "run": "/runs/one",
@@ -307,16 +311,19 @@ KINDS = {
     "group": "/runs/one/step/1/group/0",
     "sample": "/runs/one/step/1/group/0/sample/0",
     "prompt": "/runs/one/prompt/100",
+    "search": "/runs/one/search?q=number",
     "trouble": "/nowhere",
 }
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, 820, 1440])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_page_is_dark_fits_and_leaves_the_console_empty(
     kind: str, width: int, browser: Any, tmp_path: Path
 ) -> None:
-    """No page is wider than the screen, no column so narrow that words fall apart."""
+    """No page is wider than the screen, no column so narrow that words fall apart; headings leave
+    out no level, and what can be operated has a name.
+    """
     make_run(tmp_path / "one", 3)
     make_run(tmp_path / "two", 3, config="steps = 10\noptim.learning_rate = 1e-4\n")
     for arm in ("grpo_gate.high=0.3", "rloo"):
@@ -342,6 +349,11 @@ def test_every_kind_of_page_is_dark_fits_and_leaves_the_console_empty(
             ".map(x => x.innerText)"
         )
         assert narrow == []
+        assert page.locator("h1, h2, h3").evaluate_all(SKIPPED) == []
+        assert (
+            page.locator("input, select, textarea, button, progress, meter").evaluate_all(NAMELESS)
+            == []
+        )
     context.close()
     assert said == []
 

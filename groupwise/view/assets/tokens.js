@@ -100,6 +100,7 @@ async function load(start) {
     token.id = `token-${at}`;
     token.setAttribute("role", "option");
     token.textContent = piece.replaceAll("\n", "↵\n") || "·";
+    if (!piece.trim()) token.setAttribute("aria-label", JSON.stringify(piece));
     return token;
   }));
   const ends = page.start + page.ids.length;
