@@ -114,6 +114,9 @@ def test_tiles_say_where_it_is_and_where_it_began(tmp_path: Path) -> None:
     rows = [{"step": n, "eval/accuracy": 0.5, "eval/nll": 2.0 - n} for n in (0, 1)]
     names = [*tiles(tmp_path / "rows", rows, config)]
     assert names[:3] == ["Held-out accuracy", "Held-out −log p a token", "Training reward"]
+    pairs = [{"step": n, "pairs/accuracy": 0.5, "eval/nll": 1.0} for n in (0, 1)]
+    names = [*tiles(tmp_path / "pairs", pairs, config)]
+    assert names[1:3] == ["Pairs ranked as preferred", "Held-out −log p a token"]
     # Without groups there are none to be useful, and nothing stands there twice.
     alone = [{"step": 1, "eval/accuracy": 0.5, "reward/mean": 0.5}]
     names = [*tiles(tmp_path / "alone", alone, config)]

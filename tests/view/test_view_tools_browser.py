@@ -185,6 +185,14 @@ def test_charts_are_found_pinned_linked_and_read_together(page: Any, tmp_path: P
         assert chart.locator(".said").inner_text() == "step 3: 0.15"
         assert page.locator(f"{LENGTH} .said").first.inner_text() == "step 3: 4"
         assert page.locator(f"{LENGTH} .cross").first.is_visible()
+        # The line goes along with the part of x that is looked at.
+        place = "x => parseFloat(x.style.left)"
+        before = chart.locator(".cross").evaluate(place)
+        page.evaluate(
+            f"Plotly.relayout(document.querySelector('{REWARD} .plot'),"
+            " {'xaxis.range[0]': 3, 'xaxis.range[1]': 9})"
+        )
+        assert chart.locator(".cross").evaluate(place) < before - 20
         # Sections that were opened are open again, here and in other runs.
         page.locator("#charts summary", has_text="Length and tokens").click()
         page.wait_for_function("() => localStorage.getItem('groupwise.sections')")

@@ -15,6 +15,7 @@ const plotly = () => (asked ??= frame().then(frame).then(() => window.Plotly ?? 
 })));
 
 const EVERY = 2000; // milliseconds between two looks at a run
+const TICKS = { step: ",d", "cost/tokens": "~s", "time/run": ",~g" }; // 12,000 steps, 12k tokens
 const SAID = 8; // values under a chart at most
 const holder = document.getElementById("charts");
 const runs = holder.dataset.runs.split(" ");
@@ -67,7 +68,7 @@ function draw(chart) {
   const layout = {
     margin: { l: 48, r: 8, t: 6, b: 26 }, height: 210, autosize: true, hovermode: "x", dragmode: "zoom",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--soft"), family: "system-ui, sans-serif" },
-    xaxis: { ...axis, tickformat: choice.axis === "step" ? ",d" : "", nticks: 6, ...(range ? { range, autorange: false } : { autorange: true }) },
+    xaxis: { ...axis, tickformat: TICKS[choice.axis], nticks: 6, ...(range ? { range, autorange: false } : { autorange: true }) },
     yaxis: { ...axis, automargin: true, type: log ? "log" : "linear", tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true, nticks: 6 },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes: [...(runs.length <= 2 ? ready.flatMap(healthLines) : []), ...(log ? [] : bands)],
@@ -77,6 +78,7 @@ function draw(chart) {
   if (fresh) plot.replaceChildren(); // the picture that stood in
   Plotly.react(plot, all, layout, { displayModeBar: false, responsive: true });
   if (fresh) listen(chart, plot);
+  mark(chart);
 }
 
 // What each run has at a step, in its own colour; of seeds as bands, the mean of each arm. What
@@ -117,19 +119,24 @@ function point(from, step) {
   for (const chart of shown()) {
     say(chart, step, chart === from);
     chart.dataset.step = step;
-    const plot = chart.querySelector(".plot");
-    const axis = plot._fullLayout?.xaxis;
-    if (!axis) continue;
-    let cross = plot.querySelector(".cross");
-    if (!cross) {
-      cross = document.createElement("div");
-      cross.className = "cross";
-      plot.append(cross);
-    }
-    const x = axis.d2p(placed([step], known.find(({ data }) => data !== null).data, choice.axis)[0]);
-    cross.hidden = !(x >= 0 && x <= axis._length);
-    if (!cross.hidden) cross.style.left = `${axis._offset + x}px`;
+    mark(chart);
   }
+}
+
+// The line in one chart, where its x has the step that is pointed at.
+function mark(chart) {
+  const plot = chart.querySelector(".plot");
+  const axis = plot._fullLayout?.xaxis;
+  if (!axis || pointed === null) return;
+  let cross = plot.querySelector(".cross");
+  if (!cross) {
+    cross = document.createElement("div");
+    cross.className = "cross";
+    plot.append(cross);
+  }
+  const x = axis.d2p(placed([pointed], known.find(({ data }) => data !== null).data, choice.axis)[0]);
+  cross.hidden = !(x >= 0 && x <= axis._length);
+  if (!cross.hidden) cross.style.left = `${axis._offset + x}px`;
 }
 
 // The part of x that is looked at is that of all charts.
@@ -140,6 +147,7 @@ function link(from, changed) {
   else return;
   linking = true;
   for (const chart of shown()) if (chart !== from && chart.querySelector(".plot").data) draw(chart);
+  mark(from);
   linking = false;
 }
 
