@@ -149,7 +149,7 @@ def device_of(about: RunFacts) -> str:
 # --- for the pages ----------------------------------------------------------------------------
 
 
-class Tile(NamedTuple):
+class KeyFigure(NamedTuple):
     """A number to read first, and a few words under it."""
 
     title: str
@@ -157,7 +157,7 @@ class Tile(NamedTuple):
     words: str = ""
 
 
-def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[Tile]:
+def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[KeyFigure]:
     """Return what to read first: how well it does, how far it is, what it is."""
     usual = [(title, USEFUL if name == "groups/dead_share" else name, share)
              for title, name, share in curves_of(run.columns)]  # fmt: skip
@@ -169,21 +169,21 @@ def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[Til
     changed = recipe.endswith("*")  # as methods/method.py marks it
     return [
         *(_end(title, run.points(name), share) for title, name, share in shown),
-        Tile(
+        KeyFigure(
             "Time", in_words(seconds), f"{in_words(progress.each)} a step" if progress.each else ""
         ),
-        Tile("Time left", in_words(progress.left), _standing(progress)),
-        Tile("Tokens sampled", f"{sampled[-1].value:,.0f}" if sampled else "–"),
-        Tile("Recipe", recipe.removesuffix("*"), "with changes" if changed else ""),
-        Tile("Model", model_of(about.settings), "" if device == "–" else f"on {device}"),
+        KeyFigure("Time left", in_words(progress.left), _standing(progress)),
+        KeyFigure("Tokens sampled", f"{sampled[-1].value:,.0f}" if sampled else "–"),
+        KeyFigure("Recipe", recipe.removesuffix("*"), "with changes" if changed else ""),
+        KeyFigure("Model", model_of(about.settings), "" if device == "–" else f"on {device}"),
     ]
 
 
-def _end(title: str, points: Sequence[Point], share: bool) -> Tile:
+def _end(title: str, points: Sequence[Point], share: bool) -> KeyFigure:
     if not points:
-        return Tile(title, "–")
+        return KeyFigure(title, "–")
     words = f"{number(points[0].value, share)} at step {points[0].step}" if points[1:] else ""
-    return Tile(title, number(points[-1].value, share), words)
+    return KeyFigure(title, number(points[-1].value, share), words)
 
 
 def _standing(progress: RunProgress) -> str:

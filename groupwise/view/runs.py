@@ -183,7 +183,9 @@ class ViewedRun:
         written = self._written()
         if written is None:
             return f"Step {step:,}{of}."
-        return f"Step {step:,}{of}, written {duration(max(0, round(time.time() - written)))} ago."
+        since = max(0, round(time.time() - written))
+        since -= since % 60 if since >= 90 else 0  # not a new text every second
+        return f"Step {step:,}{of}, written {duration(since)} ago."
 
 
 def _known(value: float) -> float | None:

@@ -67,6 +67,7 @@ def test_a_run_that_went_quiet_is_no_longer_going_on(tmp_path: Path) -> None:
     old = time.time() - 3600
     os.utime(run.metrics, (old, old))
     assert judged(run) == ("warn", "It stopped at step 3 of 10; the same command goes on.")
+    assert viewed.about().state == "Step 3 of 10, written 1 h ago."
     run.summary.write_text('{"steps": 3, "seconds": 12.5}')
     progress = progress_of(viewed, viewed.about())
     assert (progress.finished, progress.share, progress.seconds) == (True, 1.0, 12.5)
