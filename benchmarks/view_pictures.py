@@ -4,7 +4,7 @@
     groupwise compare grpo dr_grpo --seeds 2 --budget steps=25 --out runs/grpo_or_dr
     python benchmarks/view_pictures.py runs --run tiny --group grpo_or_dr
 
-Needs Chromium, Playwright and Pillow. Each picture has 128 colours and stays below 150 kB.
+Needs Chromium, Playwright and Pillow. Each picture has 256 colours and stays below 150 kB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from groupwise.view.runs import Runs
 from groupwise.view.server import Viewer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-SIZE = {"width": 1120, "height": 980}
+SIZE = {"width": 1280, "height": 940}
 LARGEST = 150_000  # bytes
 
 
@@ -64,7 +64,7 @@ def take(address: str, pages: dict[str, str]) -> None:
             if page.locator("#heat").count():
                 page.locator("#heat span").first.wait_for()
             page.wait_for_timeout(1500)
-            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
+            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(256)
             file = DOCS / f"{name}.png"
             picture.save(file, optimize=True)
             print(f"{file.name}: {file.stat().st_size:,} bytes")

@@ -21,6 +21,7 @@ LOOK = 0.25  # seconds between two looks
 LIVE_AFTER = 1.0  # seconds of silence before a line on a terminal, which is then kept up to date
 FIRST_AFTER, NEXT_AFTER = 2.0, 10.0  # of silence before the first plain line, and before others
 SHARE = 0.1  # of a phase that must be done before the time left is told from it
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))  # seconds of each
 
 
 class Phase:
@@ -217,3 +218,16 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words, of two units at most: 0.4 s, 22 s, 4 min 10 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 10:
+        return f"{seconds:.2g} s"
+    at = next(at for at, (_, size) in enumerate(UNITS) if whole >= size)
+    parts = []
+    for name, size in UNITS[at : at + 2]:
+        count, whole = divmod(whole, size)
+        parts += [f"{count} {name}"] if count else []
+    return " ".join(parts)

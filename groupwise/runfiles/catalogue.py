@@ -27,8 +27,8 @@ class Metric(NamedTuple):
 SECTIONS: dict[str, dict[str, Metric]] = {
     "Reward and correctness": {
         "reward/mean": Metric("mean reward of the step's samples, before shaping", "reward", "rises over tens of steps; noisy from step to step", "flat: look at groups/dead_share, then at samples; falls: lower optim.learning_rate"),
-        "reward/sampled_mean": Metric("the same over all that was sampled, groups that dynamic sampling dropped included", "reward", "rises; the fairer curve with dynamic sampling", "as for reward/mean"),
-        "reward/shaped_mean": Metric("the same after shaping (length penalties, KL in the reward)", "reward", "close to reward/mean, and rises with it", "far below: the penalty dominates; check the recipe's shaping"),
+        "reward/sampled_mean": Metric("mean reward of all that was sampled, groups that dynamic sampling dropped included", "reward", "rises; the fairer curve with dynamic sampling", "as for reward/mean"),
+        "reward/shaped_mean": Metric("mean reward after shaping (length penalties, KL in the reward)", "reward", "close to reward/mean, and rises with it", "far below: the penalty dominates; check the recipe's shaping"),
         "reward/part/*": Metric("mean of one part of the reward, before its weight", "reward", "every part rises or stays at its best", "one rises while another falls: the policy trades them; change the weights"),
         "reward/ungraded_share": Metric("samples without a reward (grader abstained, failed, or the row was dropped as overlong)", "share", "0", "read grader_status and grader_reason in the rollouts"),
         "reward/std": Metric("standard deviation of the rewards of all samples", "reward", "above 0", "0: every answer is worth the same, nothing to learn from"),
@@ -89,7 +89,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
     },
     "Length and tokens": {
         "length/mean": Metric("mean length of the completions, in tokens that the policy wrote, as in all lengths", "tokens", "changes slowly; rises where reasoning helps", "runs up with a flat reward: length bias of the recipe; drops to a few tokens: collapse, or a reward for brevity"),
-        "length/sampled_mean": Metric("the same over all that was sampled, dropped groups included", "tokens", "close to length/mean", "far from it: the filter prefers a length"),
+        "length/sampled_mean": Metric("mean length of all that was sampled, groups that dynamic sampling dropped included", "tokens", "close to length/mean", "far from it: the filter prefers a length"),
         "length/truncated_share": Metric("completions that hit the token limit", "share", "below 0.1", "raise engine.max_tokens, or set overlong"),
         "length/p95": Metric("its 95th percentile, of all that was sampled", "tokens", "below engine.max_tokens", "at the limit: raise engine.max_tokens"),
         "length/ended_mean": Metric("mean length of the completions that ended by themselves", "tokens", "as length/mean", "far below length/mean: few very long ones"),
@@ -127,7 +127,7 @@ SECTIONS: dict[str, dict[str, Metric]] = {
         "ratio/sequence_max": Metric("largest of these", "ratio", "below 1.2", "as for ratio/mean"),
         "ratio/effective_sample_share": Metric("(Σr)²/(n·Σr²): how much of the batch the ratios leave", "share", "above 0.9", "as for ratio/mean"),
         "clip/high": Metric("learned tokens whose gradient the gate took away, ratio above 1", "share", "0 on-policy (nothing can clip), else below 0.1", "fewer updates per batch, lower rate"),
-        "clip/low": Metric("the same, ratio below 1", "share", "0 on-policy, else below 0.1", "as for clip/high"),
+        "clip/low": Metric("learned tokens whose gradient the gate took away, ratio below 1", "share", "0 on-policy, else below 0.1", "as for clip/high"),
         "clip/high_probability": Metric("mean probability, before the update, of the tokens in clip/high; absent where there are none", "probability", "no target", "below 0.2: the clip holds back rare tokens; raise recipe.gate.high"),
         "clip/high_rare_share": Metric("of these, tokens with a probability below 0.2", "share", "no target", "near 1: as for clip/high_probability"),
         "clip/high_rarity": Metric("the same over tokens/rare_share: how much more often a rare token is clipped so than any token", "ratio", "no target: 1 where it makes no difference", "far above 1: the method hardly learns from surprises; raise recipe.gate.high, or cispo"),

@@ -48,15 +48,19 @@ def _is_share(name: str) -> bool:
 
 def _chart(name: str, title: str, share: bool) -> dict[str, Any]:
     entry = find(name)
-    about = f"{entry.meaning}. Healthy: {entry.healthy}." if entry else ""
+    about = f"{_upper(entry.meaning)}. Healthy: {entry.healthy}." if entry else ""
     healthy = healthy_range(entry.healthy) if entry else None
     if name == USEFUL:
         about = (
-            f"groups with different rewards, of all that were sampled. Healthy: {USEFUL_HEALTHY}."
+            f"Groups with different rewards, of all that were sampled. Healthy: {USEFUL_HEALTHY}."
         )
         healthy = healthy_range(USEFUL_HEALTHY)
     return {"name": name, "title": title, "share": share, "about": about, "picture": "",
             "healthy": healthy, "constant": False}  # fmt: skip
+
+
+def _upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def healthy_range(words: str) -> tuple[float | None, float | None] | None:
@@ -105,7 +109,9 @@ def trends(run: ViewedRun, names: Sequence[str]) -> dict[str, Any]:
         "share": progress.share,
         "level": verdict.level,
         "verdict": cut(verdict.words, EXCERPT),
-        "tiles": [cut(words, EXCERPT) for _, words in tiles_of(run, about, progress)],
+        "tiles": [
+            [cut(each.value, EXCERPT), each.words] for each in tiles_of(run, about, progress)
+        ],
         "last": about.rollouts[-1] if about.rollouts else None,
         "metrics": len(run.columns),
         "curves": {name: curve_data(run, name) for name in names},

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def exported_page(run: ViewedRun) -> str:
         tiles=tiles_of(run, about, progress),
         sections=sections_of(run),
         samples=samples,
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         damage=[*about.damage, *seen.damage],
         data=_enclosed(trends(run, list(run.columns))),
         style=Markup(style),  # files of this package

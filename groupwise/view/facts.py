@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from groupwise.common.progress import clock
+from groupwise.common.progress import duration
 from groupwise.view.runs import USEFUL, RunFacts, ViewedRun
 from groupwise.watch.chart import Point, number, thin
 from groupwise.watch.diagnose import GUARDS
-from groupwise.watch.report import curves_of, is_health
+from groupwise.watch.report import CURVES, curves_of, is_health
 from groupwise.watch.rules import RULES
 
 RECENT = 20  # steps that the time left is estimated from
@@ -42,6 +42,7 @@ class RunProgress:
     live: bool  # it wrote a moment ago
     seconds: float | None  # that it took so far
     left: float | None  # seconds, while it goes on
+    each: float | None  # seconds a step, lately
 
     @property
     def share(self) -> float | None:
@@ -62,7 +63,7 @@ def progress_of(run: ViewedRun, about: RunFacts) -> RunProgress:
     left = None
     if live and each is not None and total is not None:
         left = max(total - step, 0) * each
-    return RunProgress(step, total, finished, live, _seconds(run, about), left)
+    return RunProgress(step, total, finished, live, _seconds(run, about), left, each)
 
 
 def _seconds(run: ViewedRun, about: RunFacts) -> float | None:
@@ -148,22 +149,51 @@ def device_of(about: RunFacts) -> str:
 # --- for the pages ----------------------------------------------------------------------------
 
 
-def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[tuple[str, str]]:
-    """Return what to read first, as titles and texts."""
-    found = []
-    for title, name, share in curves_of(run.columns)[:3]:
-        shown = USEFUL if name == "groups/dead_share" else name
-        found.append((title, change(run.points(shown), share)))
-    seconds, tokens = progress.seconds, run.points("cost/tokens")
-    found += [
-        ("Time", "–" if seconds is None else clock(seconds)),
-        ("Time left", "–" if progress.left is None else clock(progress.left)),
-        ("Tokens sampled", f"{tokens[-1].value:,.0f}" if tokens else "–"),
-        ("Recipe", recipe_of(about.settings)),
-        ("Model", model_of(about.settings)),
-        ("Device", device_of(about)),
+class KeyFigure(NamedTuple):
+    """A number to read first, and a few words under it."""
+
+    title: str
+    value: str
+    words: str = ""
+
+
+def tiles_of(run: ViewedRun, about: RunFacts, progress: RunProgress) -> list[KeyFigure]:
+    """Return what to read first: how well it does, how far it is, what it is."""
+    usual = [(title, USEFUL if name == "groups/dead_share" else name, share)
+             for title, name, share in curves_of(run.columns)]  # fmt: skip
+    # Of a run that learns from rows there is no reward, but a likelihood.
+    judged = [usual[0], *(x for x in (*usual[1:3], *usual[len(CURVES) :]) if run.points(x[1]))]
+    shown = [*dict.fromkeys((*judged, *usual[1:3]))][:3]
+    seconds, recipe = progress.seconds, recipe_of(about.settings)
+    sampled, device = run.points("cost/tokens"), device_of(about)
+    changed = recipe.endswith("*")  # as methods/method.py marks it
+    return [
+        *(_end(title, run.points(name), share) for title, name, share in shown),
+        KeyFigure(
+            "Time", in_words(seconds), f"{in_words(progress.each)} a step" if progress.each else ""
+        ),
+        KeyFigure("Time left", in_words(progress.left), _standing(progress)),
+        KeyFigure("Tokens sampled", f"{sampled[-1].value:,.0f}" if sampled else "–"),
+        KeyFigure("Recipe", recipe.removesuffix("*"), "with changes" if changed else ""),
+        KeyFigure("Model", model_of(about.settings), "" if device == "–" else f"on {device}"),
     ]
-    return found
+
+
+def _end(title: str, points: Sequence[Point], share: bool) -> KeyFigure:
+    if not points:
+        return KeyFigure(title, "–")
+    words = f"{number(points[0].value, share)} at step {points[0].step}" if points[1:] else ""
+    return KeyFigure(title, number(points[-1].value, share), words)
+
+
+def _standing(progress: RunProgress) -> str:
+    if progress.finished:
+        return "finished"
+    return "" if progress.live or not progress.step else "stopped"
+
+
+def in_words(seconds: float | None) -> str:
+    return "–" if seconds is None else duration(seconds)
 
 
 def row_of(run: ViewedRun, about: RunFacts) -> dict[str, Any]:
@@ -184,7 +214,7 @@ def row_of(run: ViewedRun, about: RunFacts) -> dict[str, Any]:
         "device": device_of(about),
         "date": about.begun,
         "seconds": progress.seconds,
-        "duration": "–" if progress.seconds is None else clock(progress.seconds),
+        "duration": in_words(progress.seconds),
         "accuracy": change(accuracy, True),
         "accuracy_now": accuracy[-1].value if accuracy else None,
         "reward": change(reward, False),

@@ -36,8 +36,11 @@ def overlay_page(runs: Sequence[ViewedRun], title: str = "") -> str:
         title=title,
         runs=runs,
         arms=[names.index(arm_of(run)) for run in runs],
-        names=names,
-        ends=[_ends(name, [run for run in runs if arm_of(run) == name]) for name in names],
+        names=[_within(name, title) for name in names],
+        ends=[
+            _ends(_within(name, title), [run for run in runs if arm_of(run) == name])
+            for name in names
+        ],
         changes=changes,
         trouble=trouble,
         known=known,
@@ -45,6 +48,11 @@ def overlay_page(runs: Sequence[ViewedRun], title: str = "") -> str:
         columns=common,
         styles=plotly_styles(),
     )
+
+
+def _within(name: str, group: str) -> str:
+    """Return a name without that of the group that the page is about."""
+    return name.removeprefix(f"{group}/")
 
 
 def _ends(name: str, runs: Sequence[ViewedRun]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from groupwise.view.runs import ViewedRun
+from groupwise.watch.chart import number
 
 STEPS = 20  # the last ones that are looked at
 WAIT = "time/rank_wait_"
@@ -25,7 +26,7 @@ def ranks_of(run: ViewedRun) -> dict[str, Any] | None:
         if not last[name] or last[name][-1].step != newest:
             continue  # of a time when there were more ranks
         waits = fmean(point.value for point in last[name])
-        share = "" if not step else f"{waits / step:.0%}"
+        share = "" if not step else number(waits / step, share=True)
         rows.append({"rank": name[len(WAIT) :], "waits": f"{waits:.2f} s", "share": share})
     imbalance, gather = _mean(run, "time/rank_imbalance"), _mean(run, "time/rank_gather")
     return {

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
+from markupsafe import Markup
 
 from groupwise.common.extras import install
 from groupwise.errors import ConfigError
@@ -19,6 +20,7 @@ from groupwise.watch.chart import number
 from groupwise.watch.display import visible
 
 TEXT_SHOWN, EXCERPT = 20_000, 1_200  # characters of a text, and of one beside others
+BEFORE = 24  # characters that are shown before words that were looked for
 
 
 def need_plotly() -> None:
@@ -53,6 +55,16 @@ def cut(text: str, limit: int) -> str:
     return visible(text[:limit])
 
 
+def marked(text: str, words: str, limit: int) -> Markup:
+    """Return the part of a text where some words are, and mark them; else how it begins."""
+    wanted = re.compile(f"({re.escape(words)})", re.IGNORECASE)
+    found = wanted.search(text)
+    start = max(found.start() - BEFORE, 0) if found else 0
+    parts = [Markup("<mark>{}</mark>").format(visible(part)) if at % 2 else visible(part)
+             for at, part in enumerate(wanted.split(text[start : start + limit]))]  # fmt: skip
+    return Markup("").join([*(["… "] if start else []), *parts])
+
+
 def quoted(name: str) -> str:
     """Return a name as a part of an address; bytes of a file's name that are no UTF-8 come back."""
     return quote(name, safe="", errors="surrogateescape")
@@ -74,6 +86,7 @@ def _environment() -> jinja2.Environment:
         own_words=lambda prompt: own_words([prompt])[0],
         query=urlencode,
         quoted=quoted,
+        marked=marked,
     )
     return made
 

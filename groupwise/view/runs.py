@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from groupwise.common.progress import duration
 from groupwise.errors import ConfigError, RunError
 from groupwise.runfiles import schemas
 from groupwise.runfiles.files import GrowingFile, read_lines
@@ -182,17 +183,13 @@ class ViewedRun:
         written = self._written()
         if written is None:
             return f"Step {step:,}{of}."
-        return f"Step {step:,}{of}, written {_ago(max(0.0, time.time() - written))}."
+        since = max(0, round(time.time() - written))
+        since -= since % 60 if since >= 90 else 0  # not a new text every second
+        return f"Step {step:,}{of}, written {duration(since)} ago."
 
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 5400 else f"{seconds / 3600:.0f} h ago"
 
 
 class Runs:

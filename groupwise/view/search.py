@@ -17,7 +17,7 @@ from groupwise.view.steps import SEARCHED, mark
 
 MOST_FOUND = 100  # samples on one page
 PATIENCE = 4.0  # seconds that a page takes to look
-SHOWN = ("group", "sample", "prompt_text", "text", "reward", "correct")
+SHOWN = ("group", "sample", "reward", "correct", *SEARCHED)
 
 
 @dataclass(frozen=True)

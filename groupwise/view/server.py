@@ -94,7 +94,7 @@ class Viewer(WebServer):
                 return self._overlay(asked)
             case ["runs", name, *rest] if (run := self.runs.all().get(name)) is not None:
                 return self._of_run(run, rest, asked)
-        return _trouble("Not here", f"There is nothing at {parts.path}.", 404)
+        return _trouble("Not here", f"There is nothing at /{'/'.join(words)}.", 404)
 
     def _list(self, asked: dict[str, list[str]]) -> Response:
         rows = [facts.row_of(run, run.about()) for run in self.runs.all().values()]

@@ -45,6 +45,8 @@ CURVES = (
 # Of what only some runs have: no empty picture without it.
 FURTHER_CURVES = (
     ("Explained variance of the critic", "critic/explained_variance", False),
+    ("Pairs ranked as preferred", "pairs/accuracy", True),
+    ("Comparisons scored right", "scores/accuracy", True),
     ("Held-out −log p a token", "eval/nll", False),
     ("Held-out tokens foreseen", "eval/token_accuracy", True),
     ("−log p a token of the step's rows", "supervised/nll", False),

@@ -17,7 +17,7 @@ from runs import quiet, run, small
 
 from groupwise.cli import main
 from groupwise.common import progress
-from groupwise.common.progress import Watcher, counted, phase
+from groupwise.common.progress import Watcher, counted, duration, phase
 from groupwise.prepare.setup import sampling_of
 from groupwise.stages.groups import GroupStage
 from groupwise.training import loop
@@ -341,3 +341,9 @@ def test_a_phase_with_a_limit_says_how_long_it_may_still_be(log: Shown) -> None:
         assert "at most 0:00 more" in log.after(90)[0]
     with phase("loading reward functions", limit=100.0):
         assert log.after(10) == ["loading reward functions, 0:10, at most 1:30 more"]
+
+
+def test_times_in_words_have_two_units_at_most() -> None:
+    found = [duration(x) for x in (0, 0.384, 9.4, 22, 60, 250, 7500, 7200, 273_700, 7206)]
+    assert found == ["0 s", "0.38 s", "9.4 s", "22 s", "1 min", "4 min 10 s", "2 h 5 min", "2 h",
+                     "3 d 4 h", "2 h"]  # fmt: skip

@@ -14,6 +14,7 @@ from viewing import get, make_run, sample, viewing
 from groupwise.runfiles import rollouts
 from groupwise.runfiles.partial import PartialReader
 from groupwise.view import chat
+from groupwise.view.render import marked
 from groupwise.view.runs import ViewedRun
 from groupwise.view.search import TextSearch
 from groupwise.view.steps import histogram
@@ -87,6 +88,19 @@ def test_words_are_found_in_all_steps_and_the_search_goes_on(tmp_path: Path) -> 
     then = TextSearch(viewed, patience=0).look("at step", 3, PartialReader())
     assert [row["step"] for row in then.rows] == [2] * 4
     assert TextSearch(viewed).look(".*", None, PartialReader()).rows == []
+
+
+def test_words_that_were_found_are_shown_and_marked(tmp_path: Path) -> None:
+    """However far behind the beginning they are, and in what the grader says."""
+    run = make_run(tmp_path / "one", 1)
+    long = "x" * 3000 + " <b>Needle</b> " + "y" * 3000
+    rollouts.write(run.rollout(1), [sample(0, 0, long), sample(0, 1, "4", answer="needles")], 1)
+    with viewing(run.path) as port:
+        page = get(port, "/runs/one/search?q=needle")[1]
+    assert page.count("<mark>") == 2 and "… xxx" in page
+    assert "&lt;b&gt;<mark>Needle</mark>&lt;/b&gt; yyy" in page
+    assert "right answer: <mark>needle</mark>s" in page
+    assert marked("a.b A.B", ".b", 5) == "a<mark>.b</mark> A"
 
 
 def test_experts_of_each_token(tmp_path: Path) -> None:

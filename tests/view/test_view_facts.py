@@ -20,6 +20,7 @@ from groupwise.view.facts import (
     recipe_of,
     row_of,
     spark,
+    tiles_of,
     verdict_of,
 )
 from groupwise.view.runs import ViewedRun
@@ -66,6 +67,7 @@ def test_a_run_that_went_quiet_is_no_longer_going_on(tmp_path: Path) -> None:
     old = time.time() - 3600
     os.utime(run.metrics, (old, old))
     assert judged(run) == ("warn", "It stopped at step 3 of 10; the same command goes on.")
+    assert viewed.about().state == "Step 3 of 10, written 1 h ago."
     run.summary.write_text('{"steps": 3, "seconds": 12.5}')
     progress = progress_of(viewed, viewed.about())
     assert (progress.finished, progress.share, progress.seconds) == (True, 1.0, 12.5)
@@ -80,6 +82,46 @@ def test_the_time_left_is_that_of_the_last_steps(tmp_path: Path) -> None:
     progress = progress_of(viewed, viewed.about())
     assert progress.left == pytest.approx((10 - 4) * (4 + 6 + 8) / 3)
     assert progress.seconds == 60.0
+
+
+def tiles(path: Path, lines: list[dict[str, float]], config: str) -> dict[str, tuple[str, str]]:
+    run = RunFolder(path)
+    run.check_writable()
+    run.write_config(config)
+    for line in lines:
+        run.add_metrics(json.dumps(line))
+    viewed = ViewedRun(path, "one")
+    about = viewed.about()
+    return {
+        x.title: (x.value, x.words) for x in tiles_of(viewed, about, progress_of(viewed, about))
+    }
+
+
+def test_tiles_say_where_it_is_and_where_it_began(tmp_path: Path) -> None:
+    config = 'steps = 10\nrecipe = "dapo*"\n[model]\npath = "tiny"\ndevice = "cpu"\n'
+    lines = [{"step": n, "time/step": 30.0, "time/run": 30.0 * n, "cost/tokens": 1000 * n,
+              "reward/mean": n / 10, "groups/dead_share": 0.25} for n in (1, 2)]  # fmt: skip
+    assert tiles(tmp_path / "one", [{"step": 0, "eval/accuracy": 0.5}, *lines], config) == {
+        "Held-out accuracy": ("50 %", ""),
+        "Training reward": ("0.2", "0.1 at step 1"),
+        "Useful groups": ("75 %", "75 % at step 1"),
+        "Time": ("1 min", "30 s a step"),
+        "Time left": ("4 min", ""),
+        "Tokens sampled": ("2,000", ""),
+        "Recipe": ("dapo", "with changes"),
+        "Model": ("tiny", "on cpu"),
+    }
+    # What learns from rows has no reward: its likelihood stands in that place.
+    rows = [{"step": n, "eval/accuracy": 0.5, "eval/nll": 2.0 - n} for n in (0, 1)]
+    names = [*tiles(tmp_path / "rows", rows, config)]
+    assert names[:3] == ["Held-out accuracy", "Held-out −log p a token", "Training reward"]
+    pairs = [{"step": n, "pairs/accuracy": 0.5, "eval/nll": 1.0} for n in (0, 1)]
+    names = [*tiles(tmp_path / "pairs", pairs, config)]
+    assert names[1:3] == ["Pairs ranked as preferred", "Held-out −log p a token"]
+    # Without groups there are none to be useful, and nothing stands there twice.
+    alone = [{"step": 1, "eval/accuracy": 0.5, "reward/mean": 0.5}]
+    names = [*tiles(tmp_path / "alone", alone, config)]
+    assert names[:3] == ["Held-out accuracy", "Training reward", "Useful groups"]
 
 
 def test_what_a_run_is(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def test_ranks_are_shown_with_what_they_waited(tmp_path: Path) -> None:
     found = ranks_of(seen)
     assert found is not None and found["steps"] == 20
     assert found["rows"] == [
-        {"rank": "0", "waits": "0.50 s", "share": "12%"},
-        {"rank": "1", "waits": "1.00 s", "share": "25%"},
+        {"rank": "0", "waits": "0.50 s", "share": "12.5 %"},
+        {"rank": "1", "waits": "1.00 s", "share": "25 %"},
     ]
     assert found["imbalance"] == "1.25" and found["gather"] == "0.12 s"
     with viewing(run.path) as port:

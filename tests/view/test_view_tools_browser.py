@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,75 @@ def test_runs_are_sorted_found_and_laid_over_each_other(page: Any, tmp_path: Pat
         page.wait_for_function(f"() => ({shown})() === 4")  # four runs of five steps
 
 
+def test_a_new_run_comes_in_without_a_word_lost(page: Any, tmp_path: Path) -> None:
+    """What is ticked, sorted and searched for stays, also on the way back from a run."""
+    for name, steps in (("a", 1), ("b", 3)):
+        make_run(tmp_path / name, steps)
+    with viewing(tmp_path) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.evaluate("window.same = true")
+        page.get_by_label("compare a").check()
+        page.get_by_role("button", name="training reward").click()
+        make_run(tmp_path / "c", 2)
+        page.locator("[data-run=c]").wait_for()
+        assert page.evaluate("window.same") and page.get_by_label("compare a").is_checked()
+        assert names(page) == ["b", "c", "a"]  # 0.15, 0.1, 0.05
+        page.locator("[data-run=c] .state").click()  # a row leads where its name does
+        page.wait_for_url("**/runs/c")
+        page.goto(f"http://127.0.0.1:{port}/")
+        assert names(page) == ["b", "c", "a"]
+
+
+def test_a_time_is_shown_as_that_of_whoever_looks(browser: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 1)
+    start = {"step": 0, "time/at": "2026-01-02T22:30:00Z", "changed": [], "config": ""}
+    run.starts.write_text(json.dumps(start) + "\n")
+    with (
+        viewing(tmp_path) as port,
+        sound_page(browser, ("http://127.0.0.1", "data:"), timezone_id="Asia/Tokyo") as page,
+    ):
+        for path in ("/", "/runs/one"):
+            page.goto(f"http://127.0.0.1:{port}{path}")
+            assert page.locator("time").inner_text() == "2026-01-03 07:30"
+            assert page.locator("time").get_attribute("title") == "2026-01-02 22:30 UTC"
+
+
+def test_arms_say_their_mean_under_short_names(page: Any, tmp_path: Path) -> None:
+    for arm, steps in (("one", 2), ("two", 4)):
+        for seed in range(2):
+            make_run(tmp_path / f"sweep/runs/{arm}/seed_{seed}", steps)
+    (tmp_path / "sweep/plan.json").write_text("{}")
+    with viewing(tmp_path) as port:
+        page.goto(f"http://127.0.0.1:{port}/compare?group=sweep")
+        rows = page.locator("#arms tbody tr td:first-child")
+        assert [x.strip() for x in rows.all_inner_texts()] == ["one", "two"]
+        said = page.locator(f"{REWARD} .said").first
+        page.wait_for_function(
+            f"() => /step/.test(document.querySelector('{REWARD} .said').textContent)"
+        )
+        # Where nothing is pointed at: the last values, each in its arm's colour.
+        assert said.inner_text() == "step 4: 0.1 (step 2), 0.2"
+        assert said.locator("span.c1").inner_text() == "0.2"
+
+
+def test_a_page_is_not_made_anew_under_a_note(page: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", 1)
+    with viewing(tmp_path) as port:
+        page.goto(f"http://127.0.0.1:{port}/runs/one")
+        page.locator(f"{REWARD} path.js-line").first.wait_for(state="attached")
+        page.locator("#notes summary").click()
+        page.fill("textarea[name=note]", "half a thought")
+        run.add_metrics('{"step": 2, "reward/mean": 0.5, "brand/new": 1.0}')
+        page.wait_for_function(
+            "() => document.getElementById('state').textContent.includes('Step 2')"
+        )
+        assert page.locator("textarea[name=note]").input_value() == "half a thought"
+        assert not page.locator('[data-name="brand/new"]').count()
+        page.locator("#notes summary").click()
+        run.add_metrics('{"step": 3, "reward/mean": 0.5, "brand/new": 1.0}')
+        page.locator('[data-name="brand/new"]').wait_for(state="attached")
+
+
 def test_charts_are_found_pinned_linked_and_read_together(page: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "one")
     run.add_events([Event(n, "refill", f"drew {n} groups more") for n in range(7, 10)])
@@ -115,10 +185,24 @@ def test_charts_are_found_pinned_linked_and_read_together(page: Any, tmp_path: P
         assert chart.locator(".said").inner_text() == "step 3: 0.15"
         assert page.locator(f"{LENGTH} .said").first.inner_text() == "step 3: 4"
         assert page.locator(f"{LENGTH} .cross").first.is_visible()
+        # The line goes along with the part of x that is looked at.
+        place = "x => parseFloat(x.style.left)"
+        before = chart.locator(".cross").evaluate(place)
+        page.evaluate(
+            f"Plotly.relayout(document.querySelector('{REWARD} .plot'),"
+            " {'xaxis.range[0]': 3, 'xaxis.range[1]': 9})"
+        )
+        assert chart.locator(".cross").evaluate(place) < before - 20
+        # Sections that were opened are open again, here and in other runs.
+        page.locator("#charts summary", has_text="Length and tokens").click()
+        page.wait_for_function("() => localStorage.getItem('groupwise.sections')")
         page.get_by_role("button", name="reset zoom").click()
         page.wait_for_function(
             f"() => document.querySelector('{LENGTH} .plot').layout.xaxis.range[1] > 9"
         )
+        page.goto(address)
+        section = page.locator("#charts details", has_text="Length and tokens")
+        assert section.get_attribute("open") is not None
 
 
 def test_a_note_is_saved_from_the_page(page: Any, tmp_path: Path) -> None:
@@ -148,6 +232,16 @@ def test_a_link_to_a_token_opens_it(page: Any, tmp_path: Path) -> None:
         page.locator("#heat span").nth(3).click()
         page.get_by_role("button", name="link to this token").click()
         assert page.url.endswith("#token=4&by=entropy")
+
+
+def test_a_sample_is_read_from_its_beginning(browser: Any, tmp_path: Path) -> None:
+    """The page stays where it is while tokens are read, also where they are far down."""
+    make_run(tmp_path / "one", 1)
+    with viewing(tmp_path) as port, sound_page(browser, ("http://127.0.0.1", "data:")) as page:
+        page.set_viewport_size({"width": 390, "height": 400})
+        page.goto(f"http://127.0.0.1:{port}/runs/one/step/1/group/0/sample/2")
+        page.locator("#heat span.now").wait_for()
+        assert page.evaluate("scrollY") == 0
 
 
 def test_an_exported_run_opens_without_a_server(browser: Any, tmp_path: Path) -> None:

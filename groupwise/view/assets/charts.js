@@ -15,6 +15,8 @@ const plotly = () => (asked ??= frame().then(frame).then(() => window.Plotly ?? 
 })));
 
 const EVERY = 2000; // milliseconds between two looks at a run
+const TICKS = { step: ",d", "cost/tokens": "~s", "time/run": ",~g" }; // 12,000 steps, 12k tokens
+const SAID = 8; // values under a chart at most
 const holder = document.getElementById("charts");
 const runs = holder.dataset.runs.split(" ");
 // Seeds of one arm have one colour.
@@ -26,6 +28,7 @@ const enclosed = document.getElementById("enclosed"); // data of a page that sta
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const choice = { axis: "step", smoothing: 20, log: false };
 let range = null; // of x, in all charts
+let pointed = null; // the step that is pointed at, in all charts
 let linking = false;
 
 // Those in open sections, which are the ones that are drawn.
@@ -65,7 +68,7 @@ function draw(chart) {
   const layout = {
     margin: { l: 48, r: 8, t: 6, b: 26 }, height: 210, autosize: true, hovermode: "x", dragmode: "zoom",
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour("--soft"), family: "system-ui, sans-serif" },
-    xaxis: { ...axis, tickformat: choice.axis === "step" ? ",d" : "", nticks: 6, ...(range ? { range, autorange: false } : { autorange: true }) },
+    xaxis: { ...axis, tickformat: TICKS[choice.axis], nticks: 6, ...(range ? { range, autorange: false } : { autorange: true }) },
     yaxis: { ...axis, automargin: true, type: log ? "log" : "linear", tickformat: share ? ".0%" : "", range: share ? [-0.02, 1.04] : undefined, fixedrange: true, nticks: 6 },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     shapes: [...(runs.length <= 2 ? ready.flatMap(healthLines) : []), ...(log ? [] : bands)],
@@ -75,40 +78,65 @@ function draw(chart) {
   if (fresh) plot.replaceChildren(); // the picture that stood in
   Plotly.react(plot, all, layout, { displayModeBar: false, responsive: true });
   if (fresh) listen(chart, plot);
+  mark(chart);
 }
 
-function say(chart, step) {
+// What each run has at a step, in its own colour; of seeds as bands, the mean of each arm. What
+// happened then is told once, under the chart that is looked at.
+function say(chart, step, withEvents) {
   const share = chart.dataset.share !== undefined;
-  const words = known.map(({ data }) => {
-    const curve = data?.curves[chart.dataset.name];
-    const at = curve ? upTo(curve.step, step) : -1;
-    if (at < 0) return "–";
-    const old = curve.step[at] === step ? "" : ` (step ${curve.step[at]})`;
-    return written(curve.value[at], share) + (curve.error?.[at] ? ` ± ${written(curve.error[at], share)}` : "") + old;
+  const found = known.map(({ data }, number) => ({ arm: arms[number], ...valueAt(data?.curves[chart.dataset.name], step) }));
+  const told = byArm() ? [...new Set(arms)].map((arm) => meanOf(found.filter((each) => each.arm === arm))) : found;
+  const values = told.filter(({ value }) => value !== undefined).slice(0, SAID).flatMap(({ arm, value, error, at }, place) => {
+    const words = document.createElement("span");
+    if (!alone) words.className = `c${arm % 8}`;
+    words.textContent = written(value, share) + (error ? ` ± ${written(error, share)}` : "");
+    return [place ? ", " : "", words, at === step ? "" : ` (step ${at})`];
   });
-  const events = known.flatMap(({ data }) => data?.events.filter((event) => event.step === step && (event.health || alone)) ?? []);
+  const events = known.flatMap(({ data }) => data?.events.filter((event) => withEvents && event.step === step && (event.health || alone)) ?? []);
   const said = events.map((event) => ` · ${event.kind}: ${event.text}`).join("");
-  chart.querySelector(".said").textContent = `step ${step}: ${words.slice(0, 8).join(runs.length > 2 ? ", " : " and ")}${said}`;
-  chart.dataset.step = step;
+  chart.querySelector(".said").replaceChildren(`step ${step}: `, ...values, said);
+}
+
+// While nothing is pointed at, each chart says what it has last.
+function sayLast() {
+  if (pointed !== null) return;
+  for (const chart of shown()) {
+    const steps = known.flatMap(({ data }) => data?.curves[chart.dataset.name]?.step.at(-1) ?? []);
+    if (steps.length) say(chart, Math.max(...steps), false);
+  }
+}
+
+function leave() {
+  pointed = null;
+  document.querySelectorAll(".cross").forEach((cross) => { cross.hidden = true; });
+  sayLast();
 }
 
 // A line through all charts at the step under the pointer, and each one's value there.
-function point(step) {
+function point(from, step) {
+  pointed = step;
   for (const chart of shown()) {
-    say(chart, step);
-    const plot = chart.querySelector(".plot");
-    const axis = plot._fullLayout?.xaxis;
-    if (!axis) continue;
-    let cross = plot.querySelector(".cross");
-    if (!cross) {
-      cross = document.createElement("div");
-      cross.className = "cross";
-      plot.append(cross);
-    }
-    const x = axis.d2p(placed([step], known.find(({ data }) => data !== null).data, choice.axis)[0]);
-    cross.hidden = !(x >= 0 && x <= axis._length);
-    if (!cross.hidden) cross.style.left = `${axis._offset + x}px`;
+    say(chart, step, chart === from);
+    chart.dataset.step = step;
+    mark(chart);
   }
+}
+
+// The line in one chart, where its x has the step that is pointed at.
+function mark(chart) {
+  const plot = chart.querySelector(".plot");
+  const axis = plot._fullLayout?.xaxis;
+  if (!axis || pointed === null) return;
+  let cross = plot.querySelector(".cross");
+  if (!cross) {
+    cross = document.createElement("div");
+    cross.className = "cross";
+    plot.append(cross);
+  }
+  const x = axis.d2p(placed([pointed], known.find(({ data }) => data !== null).data, choice.axis)[0]);
+  cross.hidden = !(x >= 0 && x <= axis._length);
+  if (!cross.hidden) cross.style.left = `${axis._offset + x}px`;
 }
 
 // The part of x that is looked at is that of all charts.
@@ -119,14 +147,16 @@ function link(from, changed) {
   else return;
   linking = true;
   for (const chart of shown()) if (chart !== from && chart.querySelector(".plot").data) draw(chart);
+  mark(from);
   linking = false;
 }
 
 // A click opens the step. Plotly reports it for the nearest point, wherever on the chart it was.
 function listen(chart, plot) {
-  plot.on("plotly_hover", (event) => point(event.points[0].customdata));
+  plot.on("plotly_hover", (event) => point(chart, event.points[0].customdata));
   plot.on("plotly_click", (event) => open(event.points[0].customdata));
   plot.on("plotly_relayout", (changed) => link(chart, changed));
+  plot.addEventListener("pointerleave", leave);
 }
 
 // The step that stands under the pointer on a picture of the server's.
@@ -146,7 +176,8 @@ charts.forEach((chart) => {
     const step = stepAt(chart, picture, event);
     if (step !== null) action(step);
   };
-  picture.addEventListener("pointermove", then((step) => say(chart, step)));
+  picture.addEventListener("pointermove", then((step) => point(chart, step)));
+  picture.addEventListener("pointerleave", leave);
   picture.addEventListener("click", then(open));
 });
 
@@ -162,7 +193,7 @@ charts.forEach((chart) => chart.addEventListener("keydown", (event) => {
   if (to !== undefined) {
     event.preventDefault();
     const place = Math.min(Math.max(to, 0), curve.step.length - 1);
-    point(curve.step[place]);
+    point(chart, curve.step[place]);
   } else if (event.key === "Enter" && chart.dataset.step) open(Number(chart.dataset.step));
 }));
 // Only the chart that is read by keys speaks up.
@@ -191,6 +222,7 @@ async function update() {
   const changed = (await Promise.all(runs.map((_, number) => look(number)))).some(Boolean);
   if (!changed) return;
   tell();
+  sayLast();
   holder.dataset.ready = ""; // pictures can be clicked
   await plotly();
   await drawAll();
@@ -219,5 +251,8 @@ document.getElementById("reset-zoom")?.addEventListener("click", () => {
   range = null;
   plotly().then(drawAll);
 });
-document.getElementById("by-arm")?.addEventListener("change", () => plotly().then(drawAll));
+document.getElementById("by-arm")?.addEventListener("change", () => {
+  sayLast();
+  plotly().then(drawAll);
+});
 dark.addEventListener("change", () => plotly().then(drawAll));

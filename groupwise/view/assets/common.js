@@ -35,6 +35,24 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// A row opens where its first link leads; what is selected in it, or is a control, is left alone.
+document.addEventListener("click", (event) => {
+  const row = event.target.closest("table.rows tbody tr");
+  if (!row || event.target.closest("a, button, input, label, summary, pre") || String(getSelection())) return;
+  row.querySelector("a")?.click();
+});
+
+// Times are kept as those of Greenwich, and shown as those of whoever looks.
+function localTimes() {
+  for (const each of document.querySelectorAll("time:not([title])")) {
+    const at = new Date(each.dateTime);
+    if (Number.isNaN(at.getTime())) continue;
+    each.title = each.textContent;
+    each.textContent = at.toLocaleString("sv-SE", { dateStyle: "short", timeStyle: "short" });
+  }
+}
+localTimes();
+
 document.getElementById("keys-button").addEventListener("click", () => document.getElementById("keys").showModal());
 
 document.querySelectorAll("form[role=search] select").forEach((field) => field.addEventListener("change", () => field.form.requestSubmit()));

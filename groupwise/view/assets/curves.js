@@ -31,6 +31,18 @@ function upTo(steps, step) {
   return low - 1;
 }
 
+// What a curve has at a step, or had last before it.
+function valueAt(curve, step) {
+  const place = curve ? upTo(curve.step, step) : -1;
+  return place < 0 ? {} : { value: curve.value[place], error: curve.error?.[place], at: curve.step[place] };
+}
+
+function meanOf(some) {
+  const known = some.filter(({ value }) => value !== undefined);
+  if (!known.length) return { arm: some[0].arm };
+  return { arm: some[0].arm, value: known.reduce((sum, { value }) => sum + value, 0) / known.length, at: Math.max(...known.map(({ at }) => at)) };
+}
+
 // Steps as they stand on x: themselves, or the tokens or seconds that the run had by then.
 function placed(steps, data, axis) {
   const of = data.curves[axis];

@@ -4,6 +4,7 @@
 
 const PINS = "groupwise.pins";
 const CHOICE = "groupwise.charts";
+const SECTIONS = "groupwise.sections";
 
 function remembered(key, otherwise) {
   try {
@@ -26,6 +27,7 @@ const fields = { axis: document.getElementById("x-axis"), smoothing: document.ge
 const pinned = document.getElementById("pinned");
 const homes = new Map(charts.map((chart) => [chart, [chart.parentElement, chart.nextElementSibling]]));
 const opened = new Set(); // sections that a search opened
+const titleOf = (part) => part.querySelector("h2").textContent;
 
 function choose() {
   choice.axis = fields.axis.value;
@@ -41,7 +43,9 @@ function filter() {
   }
   for (const part of document.querySelectorAll("#charts details")) {
     const fits = [...part.querySelectorAll(".chart")].filter((chart) => !chart.hidden);
-    if (part === pinned) part.hidden = !part.querySelector(".chart");
+    const all = part.querySelectorAll(".chart").length;
+    part.querySelector("summary .soft").textContent = fits.length === all ? all : `${fits.length} of ${all}`;
+    if (part === pinned) part.hidden = !all;
     else part.hidden = words !== "" && !fits.length;
     if (words && fits.length && !part.open) {
       part.open = true;
@@ -74,6 +78,14 @@ if (find) {
   choose();
   place(remembered(PINS, []));
   filter();
+  const sections = [...document.querySelectorAll("#charts details")].filter((part) => part !== pinned);
+  const open = remembered(SECTIONS, {});
+  for (const part of sections) {
+    part.open = open[titleOf(part)] ?? part.open;
+    part.addEventListener("toggle", () => {
+      if (!find.value.trim()) remember(SECTIONS, { ...remembered(SECTIONS, {}), [titleOf(part)]: part.open });
+    });
+  }
   find.addEventListener("input", () => {
     filter();
     update();

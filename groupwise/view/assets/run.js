@@ -33,18 +33,22 @@ function listEvents(data) {
   }));
 }
 
+// Whoever zoomed, or writes, is not disturbed: the page is made anew later.
+const busy = () => range !== null || document.querySelector("#notes[open], dialog[open]") !== null || document.activeElement.matches("input, textarea");
+
 function tell() {
   listHealth();
   if (!alone) return;
   const data = known[0].data;
   // A metric that appeared needs a place on the page, which the server makes.
-  if (data.metrics > Number(holder.dataset.metrics) && !enclosed) return location.reload();
+  if (data.metrics > Number(holder.dataset.metrics) && !enclosed && !busy()) return location.reload();
   document.getElementById("state").textContent = data.state;
   document.getElementById("progress").value = data.share ?? 0;
   document.getElementById("verdict").textContent = data.verdict;
   document.getElementById("verdict").className = `verdict ${data.level}`;
-  document.querySelectorAll("#tiles dd").forEach((tile, at) => {
-    if (tile.textContent !== data.tiles[at]) tile.textContent = data.tiles[at];
+  document.querySelectorAll("#tiles dd > *").forEach((part, at) => {
+    const words = data.tiles.flat()[at];
+    if (part.textContent !== words) part.textContent = words;
   });
   listEvents(data);
   if (enclosed) return;

@@ -45,7 +45,8 @@ function select(at) {
     token.classList.toggle("now", number === now);
     token.setAttribute("aria-selected", String(number === now));
   });
-  heat.children[now].scrollIntoView({ block: "nearest" });
+  const token = heat.children[now]; // is brought into sight within its box: the page stays where it is
+  heat.scrollTop = Math.min(Math.max(heat.scrollTop, token.offsetTop + token.offsetHeight - heat.clientHeight), token.offsetTop);
   heat.setAttribute("aria-activedescendant", heat.children[now].id);
   const facts = [["token", `${page.start + now + 1} of ${page.count}`], ["id", String(page.ids[now])], ["text", JSON.stringify(page.pieces[now])]];
   const turn = page.turns.find((each) => each.start <= page.start + now && page.start + now < each.end);
@@ -99,6 +100,7 @@ async function load(start) {
     token.id = `token-${at}`;
     token.setAttribute("role", "option");
     token.textContent = piece.replaceAll("\n", "↵\n") || "·";
+    if (!piece.trim()) token.setAttribute("aria-label", JSON.stringify(piece));
     return token;
   }));
   const ends = page.start + page.ids.length;
