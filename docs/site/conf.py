@@ -21,6 +21,8 @@ CONTENTS = tomllib.loads((HERE / "contents.toml").read_text("utf-8"))
 
 # A link whose text is its file, for readers of the files: "[data.md](data.md#mixtures)".
 FILE_LINK = re.compile(r"\[(?:\w+/)*\w+\.md\]\(([\w./]+\.md)")
+# What is the README to who reads files is the first page here.
+README = re.compile(r"\]\((?:\.\./)*README\.md")
 
 project = html_title = "groupwise"
 extensions = ["myst_parser"]
@@ -93,7 +95,7 @@ def toctree(pages: list[str], *options: str) -> str:
 
 def with_contents(app: Any, name: str, source: list[str]) -> None:
     """Add the table of contents to the pages that it hangs on, and name pages by their titles."""
-    source[0] = FILE_LINK.sub(r"[](\1", source[0])
+    source[0] = FILE_LINK.sub(r"[](\1", README.sub(f"](/{root_doc}.md", source[0]))
     if name == root_doc:
         for part in CONTENTS["part"]:
             source[0] += toctree(part["pages"], f":caption: {part['title']}")
