@@ -28,7 +28,7 @@ project = html_title = "groupwise"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 # What is not named is not even walked through: the root also has runs and environments.
-SOURCES = ("docs", "CONTRIBUTING.md", "CHANGELOG.md")
+SOURCES = ("docs", "examples", "CONTRIBUTING.md", "CHANGELOG.md")
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in SOURCES]
 nitpicky = True
 myst_heading_anchors = 6

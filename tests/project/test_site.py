@@ -22,7 +22,7 @@ from browsing import CHROMIUM, chromium, sound_page
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
 CONTENTS = tomllib.loads((SITE / "contents.toml").read_text("utf-8"))
-BESIDE = {ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"}
+BESIDE = {ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "examples").rglob("*.md")}
 ELSEWHERE = re.compile(r"(?:https?:)?//")
 # Attributes that a browser loads something for, not only when it is clicked on.
 SRC = ("audio", "embed", "iframe", "img", "script", "source", "video")
