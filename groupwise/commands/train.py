@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         help="train into a run folder, or go on with it",
         usage="groupwise train [CONFIG.toml] [KEY=VALUE ...] [--run DIR] [--from STAGE] "
         "[--dry-run]",
-        example="groupwise train configs/tiny.toml steps=20 recipe.name=dapo",
+        example="groupwise train steps=20 recipe.name=dapo",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument(

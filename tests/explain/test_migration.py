@@ -316,6 +316,12 @@ def test_preferences_of_trl(tmp_path: Path, settings: str, slot: str) -> None:
     assert [str(each) for each in config.recipe.of("preference")] == [slot]
 
 
+def test_steps_are_batches_and_not_updates(tmp_path: Path) -> None:
+    text = "args = GRPOConfig(steps_per_generation=4, eval_steps=20, save_steps=2, max_steps=40)\n"
+    _, config = one(tmp_path, "t.py", text)
+    assert (config.steps, config.eval.every, config.checkpoint.every_steps) == (10, 5, 1)
+
+
 def test_what_a_preference_can_t_say_is_named(tmp_path: Path) -> None:
     text = "args = DPOConfig(loss_type=['sigmoid', 'hinge'])\n"
     assert "sigmoid, hinge at once" in one(tmp_path, "dpo.py", text)[0].text

@@ -153,6 +153,10 @@ def _trl(config: PeerConfig, answer: Answer, place: Path, found: Beside) -> None
     found.read |= {"use_peft", "peft_config"} - config.unread.keys()
     if str(values.get("eval_strategy", "")) in ("no", "epoch"):
         _drop(found, "eval.every")
+    updates = re.search(r"updates=(\d+)", str(answer.settings.get("recipe.schedule")))
+    for ours in ("eval.every", "checkpoint.every_steps"):  # optimizer steps there, batches here
+        if updates and found.settings.get(ours):
+            found.settings[ours] = max(found.settings[ours] // int(updates[1]), 1)
     if values.get("save_strategy") == "no":
         found.put("checkpoint.every_steps", 0, "save_strategy")
     rows = config.method in ("SFTConfig", "DPOConfig")
