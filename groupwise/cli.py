@@ -31,6 +31,7 @@ from groupwise.commands import (
     label_pairs,
     label_steps,
     launch,
+    migrate,
     mirror,
     plan,
     probe,
@@ -55,7 +56,7 @@ GROUPS = {
     ),
     "Methods": (recipes, explain, compare, replay),
     "Rows to train on": (filter, grade, collect, label_pairs, label_steps),
-    "Several machines, other tools": (launch, mirror),
+    "Several machines, other tools": (launch, migrate, mirror),
     "groupwise itself": (doctor, settings, completion, docs),
 }  # fmt: skip
 

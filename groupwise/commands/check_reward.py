@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         help="try a reward on real rows: gold, wrong answers and attacks; an environment, by play",
         usage="groupwise check-reward [CONFIG.toml] [KEY=VALUE ...] [--rows N] [--json] "
         "[--oracle FILE.py:NAME] [--guesser FILE.py:NAME]",
-        example="groupwise check-reward configs/tiny.toml",
+        example="groupwise check-reward data.train=countdown",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"rows to try; default: {ROWS}")

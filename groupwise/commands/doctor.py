@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from groupwise.commands import machine
+from groupwise.commands import here, machine
 from groupwise.commands.shared import print_json, read_config, split_settings
+from groupwise.common.extras import pip
 from groupwise.common.sizes import size
 
 LEAST_PYTHON = (3, 11)
@@ -102,10 +104,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; return 0 where training can run, 1 where it can't."""
     found = list(examine(Path(args.runs), args.items))
     healthy = all(each.status != "broken" for each in found)
+    command, purpose = next_step(found, args.items)
     if args.json:
-        print_json({"healthy": healthy, "findings": [asdict(each) for each in found]})
+        told = {"healthy": healthy, "findings": [asdict(each) for each in found], "next": command}
+        print_json(told)
     else:
-        print(text(found))
+        print(text(found), f"next: {command}  # {purpose}", sep="\n")
     return 0 if healthy else 1
 
 
@@ -139,6 +143,26 @@ def text(found: list[Check]) -> str:
     return "\n".join([*lines, "", verdict])
 
 
+def next_step(found: Sequence[Check], items: Sequence[str] = ()) -> tuple[str, str]:
+    """Return the one command to run next, and what for: what mends the worst, else the first run.
+
+    On a GPU a model of one's own is worth a configuration; on a CPU a small one shows how it goes.
+    """
+    broken = next((each for each in found if each.status == "broken"), None)
+    if broken is not None:
+        again = shlex.join(["groupwise", "doctor", *items])
+        return broken.mend or again, f"mends {broken.about}, without which nothing trains"
+    if items:
+        return shlex.join(["groupwise", "train", *items]), "train it"
+    runs, configurations = here.runs_here(), here.configurations_here()
+    unused = here.fresh(runs, configurations)
+    if runs or unused:
+        return here.next_steps(runs, configurations, unused)[0]
+    if any(each.about == "gpu" and not each.text.startswith("none") for each in found):
+        return "groupwise init mine.toml", "five questions, and a configuration of your own"
+    return "groupwise train steps=50", "a small model learns to add, on the CPU, in minutes"
+
+
 # --- one thing each ---------------------------------------------------------------------------
 
 
@@ -148,7 +172,7 @@ def python() -> Check:
         return Check("python", "ok", f"{have}, {platform.system()} {platform.machine()}")
     least = ".".join(map(str, LEAST_PYTHON))
     return Check(
-        "python", "broken", f"{have}; {least} or newer is needed", "make setup PYTHON=python3.12"
+        "python", "broken", f"{have}; {least} or newer is needed", "python3.12 -m venv ENVIRONMENT"
     )
 
 
@@ -161,7 +185,7 @@ def version(name: str) -> str | None:
 
 
 def required(name: str, least: str) -> Check:
-    have, mend = version(name), f"pip install '{name}>={least}'"
+    have, mend = version(name), f"{pip()} install '{name}>={least}'"
     if have is None:
         return Check(name, "broken", "not installed; nothing trains without it", mend)
     if _numbers(have) < _numbers(least):
@@ -172,7 +196,7 @@ def required(name: str, least: str) -> Check:
 def optional(name: str, purpose: str) -> Check:
     have = version(name)
     if have is None:
-        return Check(name, "missing", f"not installed; for {purpose}", f"pip install {name}")
+        return Check(name, "missing", f"not installed; for {purpose}", f"{pip()} install {name}")
     return Check(name, "ok", f"{have}; for {purpose}")
 
 
@@ -194,7 +218,7 @@ def try_torch(command: str = sys.executable) -> dict[str, Any] | str:
 def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> Iterator[Check]:
     """Compare the GPUs that the driver lists with those that PyTorch can use."""
     if isinstance(torch, str):
-        mend = "pip install --force-reinstall torch"
+        mend = f"{pip()} install --force-reinstall torch"
         yield Check("torch import", "broken", f"it can't be imported: {torch}", mend)
         torch = None
     usable = [] if torch is None else torch["gpus"]
@@ -208,7 +232,7 @@ def devices(driver: list[machine.Gpu], torch: dict[str, Any] | str | None) -> It
         yield Check("gpu", "ok", "none; training runs on the CPU")
     for seen in driver:
         why = "this PyTorch is built without CUDA"
-        mend = f"pip install --force-reinstall torch --index-url {CUDA_WHEELS}"
+        mend = f"{pip()} install --force-reinstall torch --index-url {CUDA_WHEELS}"
         if torch["cuda"]:
             why = f"PyTorch's CUDA {torch['cuda']} can't use it with driver {seen.driver}"
             mend = "install a newer driver, or a torch for an older CUDA"

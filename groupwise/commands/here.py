@@ -32,22 +32,27 @@ class RunHere:
 def run() -> int:
     """Print what is here and what comes next."""
     runs, configurations = runs_here(), configurations_here()
-    began = {found.path.name for found in runs}
-    fresh = [path for path in configurations if path.stem not in began and len(path.parts) == 1]
+    unused = fresh(runs, configurations)
     here = [(str(found.path), found.words) for found in runs[:SHOWN]]
-    here += [(str(path), "a configuration without a run") for path in fresh[:SHOWN]]
-    for title, rows in (("Here", here), ("Next", next_steps(runs, configurations, fresh))):
+    here += [(str(path), "a configuration without a run") for path in unused[:SHOWN]]
+    for title, rows in (("Here", here), ("Next", next_steps(runs, configurations, unused))):
         if rows:
             print(f"{title}:", *(f"  {line}" for line in aligned(rows)), "", sep="\n")
     print("`groupwise --help` lists all commands.")
     return 0
 
 
+def fresh(runs: Sequence[RunHere], configurations: Sequence[Path]) -> list[Path]:
+    """Return the configurations of this folder that no run was made of."""
+    began = {found.path.name for found in runs}
+    return [path for path in configurations if path.stem not in began and len(path.parts) == 1]
+
+
 def next_steps(
-    runs: Sequence[RunHere], configurations: Sequence[Path], fresh: Sequence[Path]
+    runs: Sequence[RunHere], configurations: Sequence[Path], unused: Sequence[Path]
 ) -> list[Step]:
     """Return the commands that come next, from the newest run and configuration."""
-    if not runs and not fresh:
+    if not runs and not unused:
         return [
             ("groupwise init mine.toml", "five questions, and a configuration of your own"),
             ("groupwise train steps=50", "a small model learns to add, on the CPU, in a minute"),
@@ -56,10 +61,10 @@ def next_steps(
     steps = []
     if runs and not runs[0].finished:
         steps.append((goes_on(runs[0].path, configurations), "go on where it stopped"))
-    if fresh and not (runs and not runs[0].finished):
+    if unused and not (runs and not runs[0].finished):
         steps += [
-            (f"groupwise probe {fresh[0]}", "look first: which prompts would teach something"),
-            (f"groupwise train {fresh[0]}", "train; the same command goes on after a kill"),
+            (f"groupwise probe {unused[0]}", "look first: which prompts would teach something"),
+            (f"groupwise train {unused[0]}", "train; the same command goes on after a kill"),
         ]
     if runs:
         steps += [

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.commands import machine
+from groupwise.commands.absent import there
 from groupwise.commands.init_turns import (
     GAMES,
     NO_TURNS,
@@ -183,11 +184,6 @@ def missing(answers: dict[str, str]) -> list[str]:
     named.append(reward.rpartition(":")[0] if ".py:" in reward else "")
     named += files_of(answers.get("turns", NO_TURNS))
     return [name for name in named if name and not there(name)]
-
-
-def there(name: str) -> bool:
-    path = Path(name).expanduser()
-    return path.exists() or any(path.parent.glob(path.name))
 
 
 # --- the configuration ------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         help="train with several ranks: on this machine, under SLURM or on a Ray cluster",
         usage="groupwise launch [CONFIG.toml] [KEY=VALUE ...] [--on machine|slurm|ray] "
         "[--ranks N] [--nodes N] [--run DIR] [--dry-run] [--submit]",
-        example="groupwise launch configs/tiny.toml --ranks 2",
+        example="groupwise launch steps=20 --ranks 2",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument(

@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         help="memory by part and time by phase, before anything is loaded",
         usage="groupwise plan [CONFIG.toml] [KEY=VALUE ...] [--gpu NAME] [--gpus N] [--tokens N] "
         "[--simulate RUN] [--json]",
-        example="groupwise plan configs/tiny.toml --gpu H100",
+        example="groupwise plan group_size=16 --gpu H100",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument("--gpu", metavar="NAME", help="plan for this GPU, such as H100 or A100")

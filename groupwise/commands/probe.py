@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
         help="pass rates, useful groups and lengths under the current model, before training",
         usage="groupwise probe CONFIG.toml|RUN [KEY=VALUE ...] [--template NAME]... "
         "[--temperature X]... [--prompts N] [--samples N] [--pass X] [--out DIR] [--json]",
-        example="groupwise probe configs/tiny.toml --prompts 16",
+        example="groupwise probe data.train=countdown --prompts 16",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupwise.commands import pipeline
+from groupwise.commands.absent import absent
 from groupwise.commands.shared import SETTINGS, read_config, split_settings, warn
 from groupwise.common.progress import phase
 from groupwise.errors import ConfigError
@@ -23,7 +24,7 @@ def add_parser(commands: Any) -> None:
         help="train into a run folder, or go on with it",
         usage="groupwise train [CONFIG.toml] [KEY=VALUE ...] [--run DIR] [--from STAGE] "
         "[--dry-run]",
-        example="groupwise train configs/tiny.toml steps=20 recipe.name=dapo",
+        example="groupwise train steps=20 recipe.name=dapo",
     )
     parser.add_argument("items", nargs="*", metavar="KEY=VALUE", help=SETTINGS)
     parser.add_argument(
@@ -71,7 +72,7 @@ def _dry_run(asked: Config, folder: Path) -> int:
     from groupwise.training.continuing import placed_for
 
     config = placed_for(asked, folder)
-    for warning in [*check_config(config), *stage_of(config).try_slots()]:
+    for warning in [*check_config(config), *stage_of(config).try_slots(), *absent(config)]:
         warn(warning)
     lines = [place_line(config.model, asked.model), *describe(config)]
     print("\n".join(f"# {line}" for line in lines), end="\n\n")

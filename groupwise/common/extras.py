@@ -14,14 +14,16 @@ PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"  # of a checkou
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra's packages, which no index lists under groupwise.
+    """Return the command that installs an extra's packages: no index has groupwise itself."""
+    return f"{pip()} install {shlex.join(packages(extra))}"
 
-    With the Python that runs this, which need not be the one that `pip` belongs to.
-    """
-    pip = shutil.which("pip")
-    own = pip is not None and Path(pip).absolute().parent == Path(sys.executable).absolute().parent
-    command = "pip" if own else f"{shlex.quote(sys.executable)} -m pip"
-    return f"{command} install {shlex.join(packages(extra))}"
+
+def pip() -> str:
+    """Return the pip of the Python that runs this, which need not be the one that `pip` is."""
+    own = shutil.which("pip")
+    if own is not None and Path(own).absolute().parent == Path(sys.executable).absolute().parent:
+        return "pip"
+    return f"{shlex.quote(sys.executable)} -m pip"
 
 
 def packages(extra: str) -> list[str]:

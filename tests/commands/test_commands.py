@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from runs import run as train_small
 from groupwise.cli import main
 from groupwise.commands import doctor, init, machine
 from groupwise.commands.plan import named_gpu
+from groupwise.common.extras import pip
 from groupwise.config import Config, load
 from groupwise.errors import ConfigError, ModelError, RunError
 from groupwise.model import cost
@@ -410,11 +412,29 @@ def test_doctor_works_without_any_package() -> None:
     found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
     for name, least in doctor.REQUIRED.items():
         assert found[name]["status"] == "broken"
-        assert found[name]["mend"] == f"pip install '{name}>={least}'"
-    assert (
-        found["triton"]["status"] == "missing" and found["triton"]["mend"] == "pip install triton"
-    )
+        assert found[name]["mend"] == f"{pip()} install '{name}>={least}'"
+    assert found["triton"]["status"] == "missing"
+    assert found["triton"]["mend"] == f"{pip()} install triton"
+    assert json.loads(done.stdout)["next"] == found["torch"]["mend"]
     assert "gpu" not in found  # who knows
+
+
+def test_doctor_ends_with_the_one_command_to_run_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cpu = [doctor.Check("gpu", "ok", "none; training runs on the CPU")]
+    gpu = [doctor.Check("gpu", "ok", "H200")]
+    full = [doctor.Check("disk", "broken", "full", "make room")]
+    assert doctor.next_step(cpu)[0] == "groupwise train steps=50"
+    assert doctor.next_step(gpu)[0] == "groupwise init mine.toml"
+    assert doctor.next_step([*gpu, *full]) == (
+        "make room",
+        "mends disk, without which nothing trains",
+    )
+    assert doctor.next_step(cpu, ["a b.toml"])[0] == "groupwise train 'a b.toml'"
+    shutil.copy(ROOT / "configs/tiny.toml", tmp_path / "mine.toml")
+    assert doctor.next_step(gpu)[0] == "groupwise probe mine.toml"
 
 
 def test_old_versions_and_full_disks_are_told(

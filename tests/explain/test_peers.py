@@ -148,6 +148,12 @@ def test_cispo_s_caps_are_absolute_in_one_and_above_one_in_the_other(tmp_path: P
         "actor_rollout_ref.actor.clip_ratio_high=5.0",
     )
     assert answer["settings"]["recipe.gate"] == "weight_cap(cap=6, floor=0.8)"
+    answer = verl(
+        tmp_path,
+        "actor_rollout_ref.actor.policy_loss.loss_mode=cispo "
+        "actor_rollout_ref.actor.clip_ratio_low=10 actor_rollout_ref.actor.clip_ratio_high=0.2",
+    )
+    assert answer["settings"]["recipe.gate"] == "weight_cap(cap=1.2, floor=0)", "ratios are above 0"
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate",
@@ -289,6 +295,16 @@ def test_a_shell_script_with_variables_arrays_and_comments(tmp_path: Path) -> No
     assert settings["recipe.schedule"] == "joint(updates=4)"
     assert settings["steps"] == 30
     assert list(answer["unread"]) == ["data.max_response_length"]
+
+
+def test_defaults_of_variables_within_each_other(tmp_path: Path) -> None:
+    answer = one(
+        tmp_path,
+        "run.sh",
+        'BASE=64\nROWS=${ROWS:-"${BASE}"}\n'
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=${GIVEN:-${ROWS}}\n",
+    )
+    assert answer["settings"]["prompts_per_step"] == 64 and not answer["unread"]
 
 
 def test_yaml_of_both_kinds(tmp_path: Path) -> None:

@@ -14,9 +14,6 @@ from groupwise.explain.peers.reading import PeerConfig
 from groupwise.methods.method import Method
 from groupwise.methods.registry import RECIPES
 
-LOSS = ("filter", "shaping", "advantage", "aggregation", "ratio", "gate", "correction", "penalty",
-        "auxiliary")  # fmt: skip
-
 
 @dataclass
 class Answer:
@@ -95,7 +92,7 @@ def same_loss(recipe: Method) -> list[str]:
 
 
 def _loss(recipe: Method) -> tuple[Any, ...]:
-    return (recipe.KINDS, *(recipe.of(kind) for kind in recipe.KINDS if kind in LOSS))
+    return (recipe.KINDS, *(recipe.of(kind) for kind in recipe.KINDS if kind != "schedule"))
 
 
 def number(value: float) -> str:

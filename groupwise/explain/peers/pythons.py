@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,33 +29,39 @@ class Constructed:
     unread: dict[str, str] = field(default_factory=dict)  # argument -> its expression
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """Only a run could tell what this expression is."""
 
 
 def constructed(text: str, classes: Sequence[str], path: str) -> list[Constructed]:
     """Return the objects of these classes that a file makes, in its order."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(f"{path} is no Python: {error}.") from error
-    names = _constants(tree)
+    tree = parsed(text, path)
+    names = constants(tree)
     found: dict[ast.Call, Constructed] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in classes:
-            found[node] = _read(node, names)
+        if isinstance(node, ast.Call) and called(node) in classes:
+            found[node] = arguments(node, names)
     for held, object_ in _held(tree, found).items():
         _set_later(tree, held, object_, names)
     return sorted(found.values(), key=lambda made: made.line)
 
 
-def _called(node: ast.Call) -> str:
-    called = node.func
-    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+def parsed(text: str, path: str) -> ast.Module:
+    """Return a file's syntax tree."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RecipeError(f"{path} is no Python: {error}.") from error
 
 
-def _read(call: ast.Call, names: Mapping[str, Any]) -> Constructed:
-    made = Constructed(_called(call), call.lineno)
+def called(node: ast.Call) -> str:
+    """Return the last word of what is called."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def arguments(call: ast.Call, names: Mapping[str, Any]) -> Constructed:
+    made = Constructed(called(call), call.lineno)
     for given in call.keywords:
         _put(made, given.arg, given.value, names)
     if call.args:
@@ -66,8 +72,8 @@ def _read(call: ast.Call, names: Mapping[str, Any]) -> Constructed:
 def _put(made: Constructed, name: str | None, node: ast.expr, names: Mapping[str, Any]) -> None:
     """Set one argument, or all of a table behind two stars."""
     try:
-        value = _value(node, names)
-    except _Unknown:
+        value = value_of(node, names)
+    except Unknown:
         made.unread[name or "**"] = ast.unparse(node)[:200]
         return
     if name is not None:
@@ -77,23 +83,41 @@ def _put(made: Constructed, name: str | None, node: ast.expr, names: Mapping[str
         made.values |= value
 
 
-def _constants(tree: ast.Module) -> dict[str, Any]:
+def constants(tree: ast.Module) -> dict[str, Any]:
     """Return the names that are set once in a file, to something that can be read."""
     set_to: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    set_to.setdefault(target.id, []).append(node.value)
+    for name, value, _ in assignments(tree):
+        set_to.setdefault(name, []).append(value)
     known: dict[str, Any] = {}
     for name, values in set_to.items():
         if len(values) == 1:
             try:
-                known[name] = _value(values[0], known)
-            except _Unknown:
+                known[name] = value_of(values[0], known)
+            except Unknown:
                 continue
     return known
+
+
+def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr, int]]:
+    """Return every name that is set, to what, and in which line; of `a, b = 1, 2` each.
+
+    Where several names come out of one call, each has the whole call.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    yield target.id, node.value, node.lineno
+                elif isinstance(target, ast.Tuple):
+                    yield from _unpacked(target, node.value, node.lineno)
+
+
+def _unpacked(target: ast.Tuple, value: ast.expr, line: int) -> Iterator[tuple[str, ast.expr, int]]:
+    each = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+    for place, name in enumerate(target.elts):
+        if isinstance(name, ast.Name):
+            part = value.elts[place] if each and isinstance(value, ast.Tuple) else value
+            yield name.id, part, line
 
 
 def _held(tree: ast.Module, found: Mapping[ast.Call, Constructed]) -> dict[str, Constructed]:
@@ -116,7 +140,7 @@ def _set_later(tree: ast.Module, held: str, made: Constructed, names: Mapping[st
                     _put(made, target.attr, node.value, names)
 
 
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression of constants."""
     match node:
         case ast.Constant():
@@ -131,31 +155,33 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
                     _number(node.left, names), _number(node.right, names)
                 )
             except ZeroDivisionError as error:
-                raise _Unknown from error
+                raise Unknown from error
         case ast.List() | ast.Tuple():
-            return [_value(each, names) for each in node.elts]
+            return [value_of(each, names) for each in node.elts]
         case ast.Dict():
             return _table(node, names)
-        case ast.Call() if _called(node) == "dict" and not node.args:
-            return {str(each.arg): _value(each.value, names) for each in node.keywords if each.arg}
-    raise _Unknown
+        case ast.Call() if called(node) == "dict" and not node.args:
+            return {
+                str(each.arg): value_of(each.value, names) for each in node.keywords if each.arg
+            }
+    raise Unknown
 
 
 def _number(node: ast.expr, names: Mapping[str, Any]) -> float:
-    value = _value(node, names)
+    value = value_of(node, names)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Unknown
+        raise Unknown
     return value
 
 
 def _table(node: ast.Dict, names: Mapping[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in zip(node.keys, node.values, strict=True):
-        inner = _value(value, names)
+        inner = value_of(value, names)
         if key is not None:
-            table[str(_value(key, names))] = inner
+            table[str(value_of(key, names))] = inner
         elif isinstance(inner, dict):
             table |= inner
         else:
-            raise _Unknown
+            raise Unknown
     return table

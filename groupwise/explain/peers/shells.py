@@ -18,7 +18,8 @@ from groupwise.errors import RecipeError
 SET = re.compile(r"(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 ARRAY = re.compile(r"([A-Za-z_]\w*)\+?=\((.*?)\)\s*$", re.DOTALL | re.MULTILINE)
 WHOLE_ARRAY = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
-VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}$]*))?\}|([A-Za-z_]\w*))")
+VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
+NESTED = 4  # defaults within defaults: ${MODEL:-${HOME}/models}
 PAIR = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 SEPARATORS = (";", "&&", "||", "|", "&")
 NOTHING = ("null", "none", "~")
@@ -95,7 +96,7 @@ def commands(text: str, path: str) -> list[Command]:
         for name, body in ARRAY.findall(text)
     }
     lines = ARRAY.sub(lambda found: "\n" * found[0].count("\n"), text).split("\n")
-    known: dict[str, str] = {}
+    known = {"HOME": "~"}
     found, number = [], 1
     for line in lines:
         line = WHOLE_ARRAY.sub(lambda name: arrays.get(name[1], ""), line)
@@ -166,5 +167,7 @@ def _filled(text: str, known: Mapping[str, str]) -> tuple[str, bool]:
         name = found[1] or found[3]
         return known.get(name, found[2] if found[2] is not None else found[0])
 
-    filled = VARIABLE.sub(value, text)
+    filled = text
+    for _ in range(NESTED):
+        filled = VARIABLE.sub(value, filled)
     return filled, "$" in filled or "`" in filled

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.explain.explain import slot_differences
-from groupwise.explain.peers import openrlhf, prime_rl, trl, verl
+from groupwise.explain.peers import openrlhf, prime_rl, trl, trl_rows, verl
 from groupwise.explain.peers.answer import Answer, Settings, configured, rest, same_loss
 from groupwise.explain.peers.reading import PeerConfig, read
 from groupwise.explain.render import bullets
@@ -22,7 +22,7 @@ def translated(path: Path) -> list[dict[str, Any]]:
 
 
 def _answered(config: PeerConfig) -> dict[str, Any]:
-    theirs, make = _reader(config)
+    theirs, make = reader(config)
     answer = make(theirs)
     recipe = configured(answer).recipe
     paper = RECIPES[answer.paper]
@@ -49,13 +49,19 @@ def _answered(config: PeerConfig) -> dict[str, Any]:
     }
 
 
-def _reader(config: PeerConfig) -> tuple[Settings, Callable[[Settings], Answer]]:
+TRL = {
+    "GRPOConfig": (trl.GRPO, trl.grpo),
+    "RLOOConfig": (trl.RLOO, trl.rloo),
+    "SFTConfig": (trl_rows.SFT, trl_rows.sft),
+    "DPOConfig": (trl_rows.DPO, trl_rows.dpo),
+}
+
+
+def reader(config: PeerConfig) -> tuple[Settings, Callable[[Settings], Answer]]:
     """Return a configuration over its tool's defaults, and who answers it."""
     if config.tool == "trl":
-        of_rloo = config.method == "RLOOConfig"
-        return Settings(
-            config, trl.RLOO if of_rloo else trl.GRPO
-        ), trl.rloo if of_rloo else trl.grpo
+        defaults, make = TRL[config.method]
+        return Settings(config, defaults), make
     if config.tool == "openrlhf":
         renamed = {openrlhf.EARLIER.get(name, name): x for name, x in config.values.items()}
         named = PeerConfig(config.tool, config.where, renamed, config.unread)

@@ -203,7 +203,13 @@ def _penalty(theirs: Settings, answer: Answer) -> None:
             "aggregated as the loss is, which is the same for dapo."
         )
     answer.settings["recipe.penalty"] = ", ".join(parts)
-    if beta and theirs["sync_ref_model"]:
+    if beta:
+        moving_reference(theirs, answer)
+
+
+def moving_reference(theirs: Settings, answer: Answer) -> None:
+    """Let the reference follow the policy, where theirs does."""
+    if theirs["sync_ref_model"]:
         share = theirs.number("ref_model_mixup_alpha")
         steps = theirs.whole("ref_model_sync_steps")
         answer.settings["reference.update"] = f"mix:{number(share)}:{steps}"
@@ -246,7 +252,7 @@ def _batch(theirs: Settings, answer: Answer) -> None:
         )
     if (steps := theirs.whole("max_steps")) > 0:
         answer.settings["steps"] = max(steps // updates, 1)
-    _optimizer(theirs, answer)
+    optimizer(theirs, answer)
     answer.settings |= {
         "engine.max_tokens": theirs.whole("max_completion_length"),
         "engine.temperature": number(theirs.number("temperature")),
@@ -255,7 +261,8 @@ def _batch(theirs: Settings, answer: Answer) -> None:
     _nucleus(theirs, answer)
 
 
-def _optimizer(theirs: Settings, answer: Answer) -> None:
+def optimizer(theirs: Settings, answer: Answer) -> None:
+    """Say learning rate, schedule and AdamW's numbers, which all of TRL's trainers have."""
     course = str(theirs["lr_scheduler_type"]).rpartition(".")[2].lower()
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant",
              "constant_with_warmup": "constant"}  # fmt: skip

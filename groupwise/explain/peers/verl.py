@@ -127,7 +127,7 @@ def _policy_term(theirs: Settings, answer: Answer) -> None:
     gates = {
         "vanilla": ("token()", f"dual_clip({both}, bound={bound})", ""),
         "gspo": ("geomean_token_grad()", f"clip({both})", "gspo_token"),
-        "cispo": ("token()", f"weight_cap(cap={number(1 + high)}, floor={number(1 - low)})",
+        "cispo": ("token()", f"weight_cap(cap={number(1 + high)}, floor={number(max(1 - low, 0))})",
                   "cispo"),
         "sapo": ("token()", f"soft(tau_pos={number(pos)}, tau_neg={number(neg)})", "sapo"),
         "gpg": ("on_policy()", "score()", "gpg"),

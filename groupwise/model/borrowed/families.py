@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from groupwise.common.extras import install
+from groupwise.common.extras import install, pip
 from groupwise.errors import ModelError, NotNative, in_short
 from groupwise.model.config import MOST_LAYERS, ModelConfig
 from groupwise.model.formats.fields import REMEDY, TABLE, check, library
@@ -48,7 +48,7 @@ def borrowed_shape(raw: Mapping[str, Any], reason: ModelError | None = None) -> 
         told = (
             "and brings model code of its own (auto_map), which is never run"
             if raw.get("auto_map")
-            else f"or is newer than it (pip install -U {transformers.__name__})"
+            else f"or is newer than it ({pip()} install -U {transformers.__name__})"
         )
         raise ModelError(
             f"model_type {family!r} is unknown to transformers {transformers.__version__} {told}. "
