@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from groupwise.errors import RecipeError
+
+if TYPE_CHECKING:
+    from groupwise.commands.overview import Overview
 
 
 def add_parser(commands: Any) -> None:
@@ -19,10 +23,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--check", action="store_true", help="only say whether they are current")
     parser.add_argument("--folder", default="docs", help="default: docs")
-    parser.set_defaults(run_command=run)
+    parser.set_defaults(run_command=partial(run, commands.whole))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(whole: Overview, args: argparse.Namespace) -> int:
     from groupwise.explain.explain import undocumented
 
     missing = undocumented()
@@ -34,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     if not args.check and not folder.is_dir():
         raise RecipeError(f"There is no folder {args.folder!r}: run this at the root.")
-    pages = _pages(folder)
+    pages = _pages(folder, whole)
     stale = [path for path in sorted(folder.glob("algorithms/*.md")) if path not in pages]
     if args.check:
         return _compared(pages, stale)
@@ -48,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pages(folder: Path) -> dict[Path, str]:
+def _pages(folder: Path, whole: Overview) -> dict[Path, str]:
     """Return all pages that are made from the code, as they should be."""
+    from groupwise.commands.api_page import api_page
+    from groupwise.commands.commands_page import commands_page
     from groupwise.config.page import settings_page
     from groupwise.explain.explain import algorithm_pages
     from groupwise.explain.tree import with_tree
@@ -59,9 +65,11 @@ def _pages(folder: Path) -> dict[Path, str]:
     architecture = folder / "architecture.md"
     made = {
         **algorithm_pages(),
+        "api.md": api_page(),
         "architecture.md": with_tree(
             architecture.read_text("utf-8") if architecture.is_file() else ""
         ),
+        "commands.md": commands_page(whole),
         "metrics.md": metrics_page(),
         "rules.md": rules_page(),
         "settings.md": settings_page(),
