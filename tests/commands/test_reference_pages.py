@@ -125,7 +125,7 @@ def test_what_says_nothing_is_seen() -> None:
 
 
 def test_signatures_are_written_as_in_the_code() -> None:
-    def short(a: int, *more: str, b: "float | None" = None, **rest: object) -> str: ...  # noqa: UP037
+    def short(a: int, *more: str, b: float | None = None, **rest: object) -> str: ...
 
     assert api.signature(short) == (
         "(a: int, *more: str, b: float | None = None, **rest: object) -> str"
