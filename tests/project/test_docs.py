@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.config.page import settings_with
 from groupwise.config.values import FIELDS, TABLES
 from groupwise.explain.explain import families
+from groupwise.runfiles.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -59,6 +61,15 @@ def test_the_readme_counts_recipes_right() -> None:
     ]
     assert told == [(len(every), len(dialects))]
     assert not re.findall(r"\d+ (?:methods|variants|dialects|algorithms)\b", readme)
+
+
+def test_what_a_metric_or_a_setting_is_can_be_read_alone() -> None:
+    """Whoever looks one up has not read the row above it."""
+    told = {name: metric.meaning for name, metric in CATALOGUE.items()}
+    told |= {each.name: each.purpose for each in settings_with([])}
+    refers = re.compile(r"(the same|its|their|those|they|it)\b(?! as )|.*\bof these\b")
+    assert len(told) > 300
+    assert {name: said for name, said in told.items() if refers.match(said)} == {}
 
 
 # Words that pages, metrics and settings use without saying each time what they mean.
