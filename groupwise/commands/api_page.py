@@ -26,7 +26,7 @@ Names of tensors end in their axes: `_N` is a row, `_T` a token, `_NT` row by to
 {contents}"""
 
 
-class Part(NamedTuple):
+class ApiPart(NamedTuple):
     """A part of the page: names by the modules that they are imported from."""
 
     title: str
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part(
+    ApiPart(
         "Train, look and measure",
         "Read a configuration, train by it, and measure what came out. [From Python](python.md) has an example of each.",
         {
@@ -49,7 +49,7 @@ PARTS = (
             "groupwise.watch.display": ("Display",),
         },
     ),
-    Part(
+    ApiPart(
         "Methods",
         "Find a recipe, change it, or write one of your own ([from Python](python.md#your-own-recipe)).",
         {
@@ -60,7 +60,7 @@ PARTS = (
             "groupwise.testing.trial": ("try_slots",),
         },
     ),
-    Part(
+    ApiPart(
         "The loss in a loop of your own",
         "The batch phase turns rewards into advantages, without gradient; the token phase turns log-probabilities into a loss. The README has both in ten lines.",
         {
@@ -70,7 +70,7 @@ PARTS = (
             ),
         },
     ),
-    Part(
+    ApiPart(
         "Engines",
         "Write what samples: [engines.md](engines.md) says what an engine must do, and how it is checked.",
         {
@@ -84,7 +84,7 @@ PARTS = (
             "groupwise.model.layers.head": ("logits",),
         },
     ),
-    Part(
+    ApiPart(
         "Environments",
         "Write what answers the policy between its turns: [environments.md](environments.md).",
         {
@@ -93,7 +93,7 @@ PARTS = (
             "groupwise.envs.thoughts": ("with_thoughts",),
         },
     ),
-    Part(
+    ApiPart(
         "What a run leaves behind",
         "Read recorded answers ([run folder](run_folder.md)), add a health rule ([health](health.md)), ask a judge as the package does ([judges](judges.md)).",
         {
