@@ -194,7 +194,7 @@ def signature(function: Any) -> str:
 
 def arguments(function: Any, shown: Callable[[inspect.Parameter], str]) -> list[str]:
     """Return the arguments in order, with a * before those that are given by name."""
-    given = []
+    given: list[str] = []
     for each in inspect.signature(function).parameters.values():
         if each.name != "self":
             if each.kind is each.KEYWORD_ONLY and not any(text.startswith("*") for text in given):
@@ -204,7 +204,9 @@ def arguments(function: Any, shown: Callable[[inspect.Parameter], str]) -> list[
 
 
 def _name(each: inspect.Parameter) -> str:
-    return {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + each.name
+    if each.kind is each.VAR_POSITIONAL:
+        return f"*{each.name}"
+    return f"**{each.name}" if each.kind is each.VAR_KEYWORD else each.name
 
 
 def _argument(each: inspect.Parameter) -> str:

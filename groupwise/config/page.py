@@ -37,7 +37,7 @@ changed is printed, and a change that can't be continued is refused.
 
 The method is `recipe.name` (default: `grpo`), and what is changed in its slots: `recipe.gate.high =
 0.3`, or `recipe.gate = "clip(low=0.2, high=0.3)"`. `groupwise explain NAME` and
-[algorithms.md](algorithms.md) list the slots of each. Numbers may change later, functions may not.
+[its page](algorithms.md) list the slots of each. Numbers may change later, functions may not.
 """
 HEAD = ("setting", "default", "may be", "what it is", "later")
 
