@@ -60,6 +60,7 @@ class Claim:
     """One file."""
 
     name: str
+    plain: str  # what was asked and what was seen, in a sentence for somebody new to it
     claim: str
     source: str
     published: str

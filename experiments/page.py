@@ -18,6 +18,12 @@ INTRO = """# Claims of the papers, measured
 
 <!-- Written by `python -m experiments.run --page` from experiments/. Do not edit. -->
 
+Papers say what their methods gain. Here are such claims, tried again in experiments that are small enough for a laptop and strict enough to be wrong. First, in a sentence each, what was asked and what was seen; then how the verdicts are reached; then each claim with its figures. Words that are new stand in the [glossary](words.md).
+
+{claims}
+
+## How it was measured
+
 Small experiments, each a file of experiments/ that says what is claimed, by whom, which arms show it and which direction and size are expected. `python -m experiments.run NAME` runs it ([compare](compare.md): equal starts, prompts and random numbers), in minutes on two CPU cores unless it says otherwise; the same command goes on where it was stopped. `python -m experiments.run all --page` makes the whole page: {hours} hours of runs. What came out stands here whatever it is.
 
 A verdict holds for this model, task and budget: a transformer of two layers that adds digits is no proof about a model of 32 billion parameters. It says whether the mechanism acts where nothing else differs. All runs of a claim start from one model, so intervals are over what is sampled in training, not over starting models; the embedded one is made anew on each kind of machine, and a claim may come out otherwise from another (l_kl_reward_hacking did).
@@ -46,6 +52,7 @@ def whole(claims: Sequence[Claim]) -> str:
     tests = sum("p" in x for found in known.values() for x in found["expectations"])
     found = [(claim, known.get(claim.name)) for claim in claims]
     beside = _beside(claims, known)
+    told = [f"- [{x.name}](#{x.name}): {x.plain}" for x, measured in found if measured]
     rows = ["| claim | verdicts |", "|---|---|"]
     for claim, measured in found:
         if measured:
@@ -57,6 +64,7 @@ def whole(claims: Sequence[Claim]) -> str:
             rows.append(f"| {claim.name} | not run yet |")
     hours = sum(found["seconds"] for found in known.values()) / 3600
     intro = INTRO.replace("{tests}", str(tests)).replace("{hours}", f"{hours:.0f}")
+    intro = intro.replace("{claims}", "\n".join(told))
     parts = [intro, "\n".join(rows) + "\n"]
     parts += [section(claim, measured, beside) for claim, measured in found if measured]
     return "\n".join(parts)
@@ -111,7 +119,8 @@ def section(claim: Claim, found: Mapping[str, Any], beside: Beside | None = None
     minutes = found["seconds"] / 60
     lines = [
         f"## {claim.name}", "",
-        f"**{claim.claim}** {claim.source}.", "",
+        claim.plain, "",
+        f"Claimed: **{claim.claim}** {claim.source}.", "",
         f"Published: {claim.published}", "",
         f"Here: {claim.setting} {len(claim.arms)} arms x {found['seeds']} seeds, "
         f"{_budget(found['budget'])} a run, {minutes:.0f} minutes of runs in all "

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         "for zsh, into a file _groupwise in a folder of $fpath.",
         example="groupwise completion bash",
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="yours")
     parser.set_defaults(run_command=partial(run, commands.whole))
 
 

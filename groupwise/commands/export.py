@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
         help="a plain Hugging Face folder of a run or checkpoint, checked",
         example="groupwise export runs/tiny model",
     )
-    parser.add_argument("path", metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="what to export")
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     parser.add_argument("--dtype", choices=DTYPES, help="default: as it is stored")
     parser.add_argument(

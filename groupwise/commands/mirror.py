@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
         description="Sends what the tracker does not have yet, and goes on while the run does.",
         example="groupwise mirror runs/tiny --to tensorboard",
     )
-    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("folder", metavar="RUN", help="a run folder")
     parser.add_argument(
         "--to", required=True, metavar="NAME", help="tensorboard, wandb, trackio or mlflow"
     )

@@ -20,7 +20,7 @@ MORE = (
 class Commands:
     """The commands as they are added: each with its line of the overview and its example."""
 
-    whole: argparse.ArgumentParser
+    whole: Overview
     parsers: Any  # of argparse: those of the commands
     lines: dict[str, str] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         help="write report.html and PNG plots of a run",
         example="groupwise report runs/tiny",
     )
-    parser.add_argument("folder", metavar="RUN")
+    parser.add_argument("folder", metavar="RUN", help="a run folder")
     parser.set_defaults(run_command=run)
 
 

@@ -393,7 +393,8 @@ class EngineSettings:
     max_tokens: Count = 64  # the most tokens of an answer
     # the fewest tokens of an answer; above 0 only with a recipe that corrects for it, such as tis
     min_tokens: Whole = 0
-    temperature: NonNegative = 1.0  # of sampling, and of the learner that scores the samples
+    # temperature of sampling, and of the learner that scores the samples
+    temperature: NonNegative = 1.0
     # sample from the most probable tokens with this total probability; below 1 only with a recipe
     # that corrects for it, such as tis
     top_p: PositiveFraction = 1.0

@@ -24,6 +24,7 @@ Key = tuple[int, int, int, int]  # of 32 bits each
 def key(
     seed: int, stream: str, prompt_id: int, draw: int, sample: int, purpose: str = "token"
 ) -> Key:
+    """Return the key of a sample's random numbers: what it is for, and nothing else, decides it."""
     text = f"{purpose} {seed} {stream} {prompt_id} {draw} {sample}"
     words: Key = struct.unpack("<4I", hashlib.blake2b(text.encode(), digest_size=16).digest())
     return words

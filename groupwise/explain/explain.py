@@ -1,7 +1,8 @@
-"""A recipe described as data: for the terminal, for JSON and for docs/algorithms.md.
+"""A recipe described as data: for the terminal, for JSON and for the pages of docs/algorithms/.
 
 Equations, needs and trade-offs are read off the slots, so that no page can say what the code does
-not do. Only pitfalls and disagreements are written by hand, in notes.toml.
+not do. Pitfalls and disagreements are written by hand, in notes.toml; the sentence of each recipe
+and the heads of families in families.toml.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from groupwise.methods.slots import REGISTRY, Definition, Slot
 from groupwise.recipes import RECIPES, recipe
 from groupwise.streams import ROLE_FACTS, STREAMS
 
-__all__ = ["choose", "difference", "explain", "markdown", "slot_functions", "table", "undocumented"]
+__all__ = [
+    "algorithm_pages",
+    "choose",
+    "difference",
+    "explain",
+    "families",
+    "slot_functions",
+    "table",
+    "undocumented",
+]
 
 # The loss is read from the outside in: S needs r and A, A needs R, and so on.
 READING_ORDER = (
@@ -60,14 +70,28 @@ SLOT_MEANING = {
 @functools.cache
 def notes() -> dict[str, dict[str, list[str]]]:
     """Return pitfalls and disagreements by recipe."""
-    return tomllib.loads(
-        resources.files("groupwise.explain").joinpath("notes.toml").read_text("utf-8")
-    )
+    return tomllib.loads(_beside("notes.toml"))
+
+
+@functools.cache
+def families() -> dict[str, dict[str, Any]]:
+    """Return title, head and recipes of each family, the recipes with a sentence each."""
+    return tomllib.loads(_beside("families.toml"))
+
+
+@functools.cache
+def plain_sentences() -> dict[str, str]:
+    """Return what each recipe does, in a sentence."""
+    return {name: said for each in families().values() for name, said in each["recipes"].items()}
+
+
+def _beside(name: str) -> str:
+    return resources.files("groupwise.explain").joinpath(name).read_text("utf-8")
 
 
 def undocumented() -> list[str]:
-    """Return the recipes without notes: in a process without plug-ins there must be none."""
-    return [name for name in RECIPES if name not in notes()]
+    """Return the recipes without notes or a sentence: without plug-ins there must be none."""
+    return [name for name in RECIPES if name not in notes() or name not in plain_sentences()]
 
 
 def short(slot: Slot) -> str:
@@ -149,6 +173,7 @@ def _head(entry: Method) -> dict[str, Any]:
     return {
         "name": entry.name,
         "title": about.title,
+        "plain": "" if about.base else plain_sentences().get(entry.name, ""),
         "paper": about.paper,
         "year": about.year,
         "family": about.family,
@@ -328,19 +353,31 @@ def _uses(slot: Slot, definition: Definition) -> bool:
     return any(each.definition is definition for each in (slot, *inner))
 
 
-def markdown() -> str:
-    """Return docs/algorithms.md: the package's recipes (those with notes; plug-ins have none)."""
-    names = [name for name in RECIPES if name in notes()]
-    rows = [row for row in table() if row["name"] in notes()]
-    dialects = {
-        name: difference(name.partition("@")[0], name)
-        for name in names
-        if RECIPES[name].about.family == "dialect"
+# --- docs/ ------------------------------------------------------------------------------------
+
+
+def algorithm_pages() -> dict[str, str]:
+    """Return the pages of all recipes of the package, by their paths in docs/.
+
+    Plug-ins that this process happened to load are no part of them.
+    """
+    places = {
+        name: f"{family}.md" for family, each in families().items() for name in each["recipes"]
     }
-    return pages.algorithms_page(
-        rows=rows,
-        recipes=[explain(name) for name in names],
-        dialects=dialects,
-        functions=slot_functions(names),
-        meaning=SLOT_MEANING,
-    )
+    rows = {row["name"]: row for row in table() if row["name"] in places}
+    made = {"algorithms.md": pages.index_page(families(), rows)}
+    for family, each in families().items():
+        if family == "dialects":
+            page = pages.dialects_page(each, [_dialect(name) for name in each["recipes"]])
+        else:
+            names = each["recipes"]
+            page = pages.family_page(each, [rows[n] for n in names], [explain(n) for n in names])
+        made[f"algorithms/{family}.md"] = page
+    functions = slot_functions([name for name in RECIPES if name in places])
+    made["algorithms/functions.md"] = pages.functions_page(functions, SLOT_MEANING, places)
+    return made
+
+
+def _dialect(name: str) -> dict[str, Any]:
+    source = recipe(name.partition("@")[0])
+    return {**explain(name), "differs": slot_differences(source, recipe(name))}

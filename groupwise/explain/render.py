@@ -97,6 +97,7 @@ def _source_after(data: Mapping[str, Any]) -> str:
 def explain_text(data: Mapping[str, Any], width: int) -> str:
     """Describe one recipe: trade-offs, equation, slots, demands, notes."""
     lines = wrapped(f"{data['name']}: {data['title']}{_source_after(data)}", width, indent=0)
+    lines += ["", *wrapped(data["plain"], width), ""] if data["plain"] else []
     for text in data["asks"]:
         lines += wrapped(text, width, "asks")
     for text in data["departs"]:

@@ -200,6 +200,7 @@ class TokenBatch:
 
     @property
     def rows(self) -> int:
+        """Return the number of answers of this rank."""
         return len(self.mask_NT)
 
     @property
@@ -209,6 +210,8 @@ class TokenBatch:
 
     @property
     def groups(self) -> Groups:
+        """Return which rows of all ranks answer the same prompt, numbered from 0."""
+
         # Not a cached_property: those hold a lock, and this gathers from ranks that may be threads.
         def numbered() -> Groups:
             ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)

@@ -171,6 +171,7 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
+        """Tell whether it was cut off at the limit."""
         return self.finish == "length"
 
     @property

@@ -160,9 +160,11 @@ class Display:
             self._show(lambda: self._console.print(made, soft_wrap=True))
 
     def note(self, text: str) -> None:
+        """Say something between the lines of steps."""
         self._print(text)
 
     def warn(self, text: str) -> None:
+        """Say what is likely to be wrong, between the lines of steps."""
         self._print(f"warning: {text}", style="yellow")
 
     def finish(

@@ -21,7 +21,7 @@ from groupwise import cli
 from groupwise.cli import main
 from groupwise.config import load
 from groupwise.errors import RunError
-from groupwise.explain.explain import markdown, notes
+from groupwise.explain.explain import algorithm_pages, notes
 from groupwise.methods.composition import Recipe
 from groupwise.methods.slots import parse
 from groupwise.prepare.placing import placed
@@ -300,7 +300,8 @@ def test_a_file_of_ones_own_is_explained_and_compared(
     status, _, err = run(capsys, "explain", plugin.replace("tanh_recipe", "tan_recipe"))
     assert status == 2 and f"Did you mean '{plugin}'" in err
     # The package's page stays the package's, and one of its own recipes without notes is refused.
-    assert markdown() == (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    for name, page in algorithm_pages().items():
+        assert page == (ROOT / "docs" / name).read_text("utf-8"), name
     status, _, err = run(capsys, "docs", "--check")
     assert status == 2 and "No notes for tanh_recipe_of_a_test" in err
 
@@ -459,15 +460,22 @@ def test_docs_are_written_and_checked(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
-    page = tmp_path / "docs" / "algorithms.md"
+    page = tmp_path / "docs" / "algorithms" / "grpo.md"
     status, _, err = run(capsys, "docs", "--check")
     assert status == 1 and "run `make docs`" in err
     assert run(capsys, "docs")[0] == 0
-    assert page.read_text("utf-8") == (ROOT / "docs" / "algorithms.md").read_text("utf-8")
+    assert page.read_text("utf-8") == (ROOT / "docs/algorithms/grpo.md").read_text("utf-8")
     assert run(capsys, "docs", "--check")[0] == 0
     page.write_text(page.read_text("utf-8").replace("1+0.28", "1+0.29", 1), "utf-8")
     status, out, err = run(capsys, "docs", "--check")
-    assert status == 1 and "run `make docs`" in err and not out
+    assert status == 1 and "grpo.md is not what the code says" in err and not out
+    # A page of a family that is no more would be found by readers and by nobody else.
+    old = page.with_name("old_family.md")
+    old.write_text("# An old family\n", "utf-8")
+    status, _, err = run(capsys, "docs", "--check")
+    assert status == 1 and "old_family.md is no page of the code any more" in err
+    assert run(capsys, "docs")[0] == 0 and not old.exists()
+    assert run(capsys, "docs", "--check")[0] == 0
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -52,6 +53,14 @@ def test_a_claim_can_be_run(name: str) -> None:
 
 def measured() -> list[str]:
     return [name for name in names() if page.result(name)]
+
+
+@functools.cache
+def over_all() -> dict[str, dict[str, Any]]:
+    """Return all results with p corrected for all of them, as the page has it."""
+    known = [(name, found) for name in names() if (found := page.result(name))]
+    corrected = judge.over_all([found for _, found in known])
+    return {name: dict(found) for (name, _), found in zip(known, corrected, strict=True)}
 
 
 @pytest.mark.parametrize("name", measured())
@@ -156,6 +165,34 @@ def test_the_page_is_what_the_results_say() -> None:
         assert f"| {name} | not run yet |" in written
 
 
+# A word of a sentence about a claim that stands there just where one of its verdicts is this.
+TOLD = {"open": "open", "not seen": "not seen", "the opposite": "opposite"}
+
+
+@pytest.mark.parametrize("name", measured())
+def test_the_plain_sentence_agrees_with_the_verdicts(name: str) -> None:
+    claim, found = read(name), page.result(name)
+    assert found is not None
+    asked = page.entries(claim, over_all()[name])
+    verdicts = {judge.verdict(e, entry, found["arms"]) for e, entry in asked}
+    for verdict, word in TOLD.items():
+        assert (re.search(rf"\b{word}\b", claim.plain) is not None) == (verdict in verdicts), (
+            verdict
+        )
+    known = [entry["difference"] for _, entry in asked if "difference" in entry]
+    known += [e.size for e in claim.expect]
+    for figure in re.findall(r"(\d+(?:\.\d+)?)(?= %| points)", claim.plain):
+        digits = len(figure.partition(".")[2])
+        assert any(round(100 * abs(x), digits) == float(figure) for x in known), figure
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_plain_sentence_is_one_sentence(name: str) -> None:
+    plain = read(name).plain
+    assert plain.startswith("We asked ") and plain.endswith(".")
+    assert 60 < len(plain) < 320 and not re.search(r"[.!?]\s", plain.replace("Dr. ", "Dr "))
+
+
 def test_everything_on_the_page_is_one_family() -> None:
     """Holm by hand over three claims: 0.01 x 4, then 0.02 x 3, 0.03 x 2 is no more, and 0.5."""
     claims: list[dict[str, Any]] = [
@@ -204,7 +241,7 @@ def made(seed: int, score: float, length: float, **ends: float) -> RunOutcome:
 
 def claim_of(*expect: Expectation, seeds: int = 8) -> Claim:
     arms = {"a": "grpo", "b": "dapo", "c": "gspo"}
-    return Claim("z", "", "", "", "", "", seeds, "steps=1", arms, expect)
+    return Claim("z", "", "", "", "", "", "", seeds, "steps=1", arms, expect)
 
 
 def drawn(lift: float, spread: float, far: float = 0.0) -> dict[str, list[RunOutcome]]:
@@ -390,6 +427,7 @@ def test_walks_are_what_their_files_hold() -> None:
 
 
 SMALL = """
+plain = "We asked, and saw."
 claim = "C."
 source = "S"
 published = "P."
@@ -459,6 +497,7 @@ def test_differences_of_accuracies_are_points() -> None:
     ("old", "new", "said"),
     [
         ('claim = "', "claim = ", "zz.toml can't be read"),
+        ('plain = "', 'plane = "', "zz.toml is no claim: TypeError.*plane"),
         ("seeds = 12", "seds = 12", "zz.toml is no claim: TypeError.*seds"),
         ('measure = "length/wrong_mean"', "", "zz.toml is no claim: KeyError: 'measure'"),
         ('more = "grpo"', 'more = "gpro"', "expects something of 'gpro', and its arms are start"),

@@ -17,12 +17,14 @@ from groupwise.config import load
 from groupwise.errors import RecipeError
 from groupwise.explain.choose import CHANGES, QUESTIONS, ROWS, choose, complete
 from groupwise.explain.explain import (
+    algorithm_pages,
     by_kind,
     difference,
     equation,
     explain,
-    markdown,
+    families,
     notes,
+    plain_sentences,
     short,
     slot_functions,
     table,
@@ -39,6 +41,8 @@ from groupwise.stages.group_checks import routes_not_told
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(notes())  # the package's own: other tests may have registered theirs
+PAGES = algorithm_pages()
+INDEX = PAGES["algorithms.md"]
 POLICY = [name for name in NAMES if isinstance(RECIPES[name], Recipe)]
 
 
@@ -196,23 +200,70 @@ def test_pairs_and_policies_can_be_compared() -> None:
 # --- the page ---------------------------------------------------------------------------------
 
 
-def test_the_page_is_current() -> None:
-    page = (ROOT / "docs" / "algorithms.md").read_text("utf-8")
-    assert page == markdown(), "docs/algorithms.md is stale: run `make docs`"
+def test_the_pages_are_current() -> None:
+    for name, page in PAGES.items():
+        assert page == (ROOT / "docs" / name).read_text("utf-8"), (
+            f"{name} is stale: run `make docs`"
+        )
 
 
-def test_the_page_has_a_section_per_recipe_and_every_link_lands() -> None:
-    page = markdown()
-    headings = re.findall(r"^### (\S+)$", page, re.MULTILINE)
-    assert set(NAMES) <= set(headings)
-    assert len(headings) == len(set(headings))
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(headings)
+def test_a_recipe_is_on_exactly_one_page_and_in_the_table_of_all() -> None:
+    sections = [
+        heading
+        for name, page in PAGES.items()
+        if name not in ("algorithms.md", "algorithms/functions.md")
+        for heading in re.findall(r"^## (\S+)$", page, re.MULTILINE)
+    ]
+    assert sorted(sections) == sorted(NAMES)
+    rows = re.findall(r"^\| \[(\S+)\]\(algorithms/(\w+)\.md#\S+\) \|", INDEX, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(NAMES)
+    for name, family in rows:
+        assert f"\n## {name}\n" in PAGES[f"algorithms/{family}.md"]
 
 
-def test_tables_of_the_page_keep_their_columns() -> None:
-    for table_text in re.findall(r"(?:^\|.*\n)+", markdown(), re.MULTILINE):
-        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table_text.splitlines()}
-        assert len(counts) == 1, table_text[:200]
+def test_every_recipe_has_a_plain_sentence_and_every_sentence_a_recipe() -> None:
+    assert sorted(plain_sentences()) == sorted(RECIPES)
+    for name, said in plain_sentences().items():
+        assert 30 < len(said) <= 140 and said.endswith(".") and said[0].isupper(), name
+        assert not re.search(r"[=_`Σπσμ√]|\.\s", said), f"{name}: no symbols, one sentence"
+    assert explain("dapo")["plain"] == plain_sentences()["dapo"]
+    changed = recipe("dapo", {"gate.high": 0.3})
+    assert explain(changed)["plain"] == "", "what was said of dapo need not hold for it"
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_head_of_a_family_is_gentle(family: str) -> None:
+    """It is prose of three to eight sentences that names a recipe to reach for."""
+    head = families()[family]["head"].strip()
+    assert 3 <= len(re.findall(r"[.?!](?:\s|$)", head)) <= 8
+    assert 60 <= len(head.split()) <= 180
+    named = set(re.findall(r"`(\w+(?:@\w+)?)`", head))
+    assert named & set(families()[family]["recipes"]) or family == "reward_models"
+    assert not re.search(r"[Σπσμ√]|\[[VTH]\]", head), "equations come later"
+
+
+def test_tables_of_the_pages_keep_their_columns() -> None:
+    for page in PAGES.values():
+        for table_text in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+            counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table_text.splitlines()}
+            assert len(counts) == 1, table_text[:200]
+
+
+def test_what_all_members_share_stands_above_the_table() -> None:
+    page = PAGES["algorithms/own_pairs.md"]
+    shared = {kind: RECIPES["spin"].text()[kind] for kind in ("preference", "summing")}
+    assert shared == {"preference": "logistic(beta=0.1)", "summing": "whole_answer()"}
+    assert "All of them have preference `logistic`, summing `whole_answer`." in page
+    assert "| recipe | pairing |" in page
+
+
+def test_dialects_show_only_what_differs() -> None:
+    rows = re.findall(r"^\| \[(\S+@\S+)\]\(#\S+\) \|(.*)\|$", PAGES["algorithms/dialects.md"], re.M)
+    cells = {name: [cell.strip() for cell in row.split(" | ")] for name, row in rows if "`" in row}
+    slime = difference("grpo", "grpo@slime")["slots"]
+    assert list(slime) == ["penalty"] and [x for x in cells.get("grpo@slime", []) if x] == []
+    for name, row in cells.items():
+        assert len([x for x in row if x]) == len(difference(name.partition("@")[0], name)["slots"])
 
 
 def test_every_slot_function_is_listed_and_its_signature_reads_back() -> None:

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.config.page import settings_with
 from groupwise.config.values import FIELDS, TABLES
+from groupwise.explain.explain import families
+from groupwise.runfiles.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,6 +49,47 @@ def test_settings_that_are_named_exist(page: Path) -> None:
 
 def test_the_readme_can_be_read_to_the_end() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1_200
+
+
+def test_the_readme_counts_recipes_right() -> None:
+    """By the families, which have every recipe of the package once."""
+    every = [name for each in families().values() for name in each["recipes"]]
+    dialects = [name for name in every if "@" in name]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    told = [
+        tuple(map(int, x)) for x in re.findall(r"(\d+) recipes, (\d+) of them dialects", readme)
+    ]
+    assert told == [(len(every), len(dialects))]
+    assert not re.findall(r"\d+ (?:methods|variants|dialects|algorithms)\b", readme)
+
+
+def test_what_a_metric_or_a_setting_is_can_be_read_alone() -> None:
+    """Whoever looks one up has not read the row above it."""
+    told = {name: metric.meaning for name, metric in CATALOGUE.items()}
+    told |= {each.name: each.purpose for each in settings_with([])}
+    refers = re.compile(r"(the same|its|their|those|they|it)\b(?! as )|.*\bof these\b")
+    assert len(told) > 300
+    assert {name: said for name, said in told.items() if refers.match(said)} == {}
+
+
+# Words that pages, metrics and settings use without saying each time what they mean.
+NEEDED = """
+    prompt completion token policy reward grader environment turn episode rollout group baseline
+    advantage step batch update on-policy off-policy ratio anchor clip reference KL entropy recipe
+    slot filter shaping aggregation gate correction penalty schedule stream idle dialect role critic
+    teacher source stage adapter sampler learner engine mismatch lag pack rank checkpoint
+"""
+
+
+def test_the_glossary_has_the_words_that_pages_use() -> None:
+    page = (ROOT / "docs" / "words.md").read_text("utf-8")
+    told = dict(re.findall(r"^### (.+)\n\n(.+)\n", page, re.MULTILINE))
+    assert set(NEEDED.split()) <= set(told)
+    assert len(told) == page.count("\n### ") >= 60, "a word twice, or one in several paragraphs"
+    for word, said in told.items():
+        plain = re.sub(r" ?\(\[[^)]*\)(?:, \[[^)]*\))*\)", "", said)
+        assert plain.endswith(".") and len(re.findall(r"[.?!](?=\s|$)", plain)) <= 2, word
+        assert 6 <= len(said.split()) <= 55, word
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
