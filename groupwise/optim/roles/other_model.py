@@ -1,4 +1,4 @@
-"""Other models that take part: whether they read what the policy reads, and as much of it."""
+"""Models from other folders: whether they read what the policy reads, and as much of it."""
 
 from __future__ import annotations
 
