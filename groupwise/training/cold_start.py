@@ -21,6 +21,7 @@ from groupwise.data.cursor import Cursor
 from groupwise.errors import DataError
 from groupwise.graders.rubric import Grader
 from groupwise.model.formats.checkpoint import Loaded
+from groupwise.optim.roles import ROLES
 from groupwise.optim.schedules import LearningRates, learning_rate
 from groupwise.parallel.world import ALONE
 from groupwise.prepare import tiny
@@ -56,7 +57,12 @@ def cold_started(
     turns = config.turns if config.turns.used else None
     longest = config.engine.max_tokens
     loaded = tiny.make(config.tiny, tasks, held_out, longest, config.seed, turns)
-    teach(config, loaded, tasks, asked)
+    prompts = [
+        replace(task, token_ids=tuple(loaded.tokenizer.prompt(str(task.prompt)))) for task in tasks
+    ]
+    for name in config.recipe.roles:  # which is known now, and not only behind the course
+        ROLES[name].check_tokens(config, prompts, loaded.tokenizer)
+    teach(config, loaded, prompts, asked)
     return loaded
 
 
@@ -66,22 +72,19 @@ def teach(
     """Take steps of the recipe `sft` until whole solutions are likely enough.
 
     When that is varies with the last bits of the arithmetic, so a number of steps would start
-    another run from another policy on every kind of machine.
+    another run from another policy on every kind of machine. The tasks have token ids.
     """
     course = _cold_start_config(config)
     stage = stage_of(course)
-    prompts = [
-        replace(task, token_ids=tuple(loaded.tokenizer.prompt(str(task.prompt)))) for task in tasks
-    ]
     parts = Parts(
         loaded=loaded,
-        tasks=prompts,
+        tasks=tasks,
         held_out=[],
         grader=Grader({"exact": 1.0}),  # answers of the data ask neither for a grade
         engine=engine_of(course, loaded),  # nor for this
         learner=stage.learner(loaded.model, {}, ALONE),
     )
-    cursor, memory = Cursor(prompts, config.seed), Memory()
+    cursor, memory = Cursor(tasks, config.seed), Memory()
     right = 0.0  # probability of the whole solution, averaged over recent batches
     with phase("cold start", things="steps") as told:
         for step in range(course.steps):

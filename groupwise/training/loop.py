@@ -16,8 +16,10 @@ from groupwise.common.progress import phase
 from groupwise.common.taken_along import place_of
 from groupwise.config import Budget, Config
 from groupwise.data.curriculum import measures as curriculum_measures
+from groupwise.data.steps import SEPARATOR
 from groupwise.errors import RunError
 from groupwise.evaluate.evaluate import Evaluation
+from groupwise.methods.method import Method
 from groupwise.model.cost import Group, model_flops, rollout_cost
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.memory import peak_bytes
@@ -424,7 +426,13 @@ def _write_end(run: Run) -> dict[str, Any]:
     )
     with phase("writing the report"), folder.writing("report.html"):
         write_report(folder.path)
-    part = PARTS.get(config.recipe.scores, "")
     judged = bool(run.parts.held_out)
-    reporter.display.finish(summary, folder.path, part, held_out=judged)
+    reporter.display.finish(summary, folder.path, _as_reward(config.recipe), held_out=judged)
     return summary
+
+
+def _as_reward(recipe: Method) -> str:
+    """Return what a model that scores is called in a reward of other runs; "" of others."""
+    part, separator = PARTS.get(recipe.scores, ""), getattr(recipe, "separator", SEPARATOR)
+    behind = "" if separator == SEPARATOR else f", separator={separator!r}"
+    return part and f"{part}(path='FOLDER'{behind})"

@@ -352,8 +352,7 @@ def next_lines(path: str | os.PathLike[str], part: str = "", held_out: bool = Tr
     }
     if part:  # it answers no tasks, and is a reward of runs that do
         commands.pop(f"groupwise eval {run}", None)
-        reward = f"reward.parts.{part}(path='FOLDER')=1"
-        commands[f'groupwise train CONFIG "{reward}"'] = "which is a reward then"
+        commands[f'groupwise train CONFIG "reward.parts.{part}=1"'] = "which is a reward then"
     width = max(map(len, commands))
     return ["next:", *(f"  {command:<{width}}  {what}" for command, what in commands.items())]
 

@@ -464,6 +464,36 @@ def test_a_folder_that_is_no_critic_for_this_policy_is_refused(
     missing = {**PPO, "critic__start": str(tmp_path / "nothing")}
     with pytest.raises(ModelError, match="nothing"):
         check_config(small(**start.settings(**missing)))
+    embedded = {**wrong, "model__path": "tiny"}  # whose tokenizer is made on the spot
+    with (
+        pytest.raises(ConfigError, match="has another tokenizer than tiny"),
+        start.opened(tmp_path / "embedded", **embedded),
+    ):
+        pass
+    save(Transformer(replace(own.model.config, max_positions=6)).initialise(torch.Generator()),
+         tmp_path / "short", own.files)  # fmt: skip
+    short = {**PPO, "critic__start": str(tmp_path / "short")}
+    with (
+        pytest.raises(ConfigError, match=r"reads up to 6 tokens, and a prompt with its answer"),
+        start.opened(tmp_path / "run", **short),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("policy", ["folder", "tiny"])
+def test_what_is_not_yet_a_model_is_no_critic(policy: str, start: Start, tmp_path: Path) -> None:
+    """A run's folder, and a checkpoint that is an adapter: said before anything is learned."""
+    with start.opened(tmp_path / "earlier", **PPO, adapter__rank=2) as run:
+        advance(run)
+        run.keeper.save_and_wait()
+    changes = {} if policy == "folder" else {"model__path": "tiny"}
+    for place, why in (
+        ("earlier", "is the folder of a run, not a model. `groupwise export .* --critic"),
+        ("earlier/checkpoints/latest", "is an adapter, not a model.*folds an adapter"),
+    ):
+        asked = {**PPO, **changes, "critic__start": str(tmp_path / place)}
+        with pytest.raises(ModelError, match=why):
+            check_config(small(**start.settings(**asked)))
 
 
 def test_settings_of_a_critic_are_refused_without_one(start: Start) -> None:

@@ -24,11 +24,11 @@ from steps import (
 )
 from torch import Tensor
 
-from groupwise.errors import ConfigError, DataError
+from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.losses.distillation import divergence
 from groupwise.model.formats.checkpoint import load, save
 from groupwise.model.layers.attention import packed, packed_positions
-from groupwise.model.layers.transformer import Policy
+from groupwise.model.layers.transformer import Policy, Transformer
 from groupwise.optim.assemble import sequences_of
 from groupwise.optim.roles.teacher import Teacher
 from groupwise.runfiles.rollouts import read
@@ -326,6 +326,21 @@ def test_a_teacher_with_another_tokenizer_is_refused(start: Start, tmp_path: Pat
     asked |= {"model__path": "tiny"}  # whose tokenizer is made on the spot
     with (
         pytest.raises(ConfigError, match="another tokenizer"),
+        start.opened(tmp_path / "run", **asked),
+    ):
+        pass
+    asked["teacher__path"] = str(tmp_path / "other")  # a run
+    with pytest.raises(ModelError, match="is the folder of a run, not a model"):
+        check_config(small(**start.settings(**asked)))
+
+
+def test_a_teacher_with_a_shorter_context_is_refused(start: Start, tmp_path: Path) -> None:
+    own = load(start.model)
+    shape = replace(own.model.config, max_positions=6)
+    save(Transformer(shape).initialise(torch.Generator()), tmp_path / "short", own.files)
+    asked = {"recipe": "distill", "teacher__path": str(tmp_path / "short")}
+    with (
+        pytest.raises(ConfigError, match=r"teacher .*short reads up to 6 tokens"),
         start.opened(tmp_path / "run", **asked),
     ):
         pass

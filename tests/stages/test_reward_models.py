@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from groupwise.config import Config, load
 from groupwise.engine.protocol import Engine
 from groupwise.errors import ConfigError, DataError, EngineError, ModelError
 from groupwise.graders.parts import SampleToGrade
+from groupwise.graders.rubric import Grader
 from groupwise.graders.scorers import prm, rm
 from groupwise.model.formats.classifier import load_scorer
 from groupwise.records import Task
@@ -32,6 +34,7 @@ from groupwise.stages.checks import check_config
 from groupwise.stages.labelled_answers import groups_of
 from groupwise.sync.export import export
 from groupwise.training.loop import train
+from groupwise.watch.display import Display
 
 QUICK: dict[str, Any] = {
     "prompts_per_step": 16,
@@ -217,6 +220,31 @@ def test_an_adapter_learns_with_its_score_and_is_exported_whole(
     assert graded(rm((), path=str(tmp_path / "out")), "abz") == pytest.approx([own], abs=1e-5)
     with pytest.raises(ModelError, match="its adapter alone is the checkpoint itself"):
         export(kept.resolve(), tmp_path / "other", adapter=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("reward_model", {}, "rm(path='FOLDER')"),
+        ("process_reward_model", {}, "prm(path='FOLDER')"),
+        (
+            "process_reward_model",
+            {"recipe__separator": "\n"},
+            "prm(path='FOLDER', separator='\\n')",
+        ),
+    ],
+)
+def test_the_end_names_the_reward_as_it_would_be_accepted(
+    kind: str, changes: dict[str, Any], expected: str, place: Path, tmp_path: Path
+) -> None:
+    """With the separator that the model learned with: another is refused."""
+    stream = io.StringIO()
+    made = config(place, kind, steps=1, eval__every=0, **changes)
+    train(made, tmp_path / "run", Display(stream))
+    assert f'groupwise train CONFIG "reward.parts.{expected}=1" ' in stream.getvalue()
+    written = expected.replace("FOLDER", str(tmp_path / "run"))
+    parts = load({"reward": {"parts": {written: 1.0}}}).reward.parts
+    assert Grader(parts).parts
 
 
 def test_an_adapter_is_read_by_peft(place: Path, tmp_path: Path) -> None:

@@ -109,11 +109,7 @@ def load_weights(
 ) -> Policy:
     """Load a folder's model, without its tokenizer."""
     folder = _folder(local_model(path))
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ModelError(
-            f"{folder} is an adapter, not a model. Set model.path to its base, and adapter.path to "
-            "it (trained further) or model.adapters (part of the starting policy)."
-        )
+    _check_is_model(folder)
     file = folder / "config.json"
     try:
         raw = table(file, read_bytes(file))
@@ -167,6 +163,7 @@ def stored_shape(path: str | Path) -> ModelConfig | None:
 def stored_tokenizer(path: str | Path) -> Tokenizer:
     """Read a model's tokenizer without its weights."""
     path = local_model(path, weights=False)
+    _check_is_model(path)
     with _naming(path):
         if path.suffix == ".gguf":
             return Tokenizer.from_files(tokenizer_files(GGUFFile(path).metadata))
@@ -298,6 +295,23 @@ def _folder(path: Path) -> Path:
         f"{path} is no folder here, and no id of a model on a hub (org/name, org/name@revision). "
         f"Give one of them; `hf download` makes a folder of an id."
     )
+
+
+def _check_is_model(folder: Path) -> None:
+    """Refuse folders from which a model is still to be made, and say how."""
+    if (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{folder} is an adapter, not a model. Set model.path to its base, and adapter.path to "
+            "it (trained further) or model.adapters (part of the starting policy). Elsewhere a "
+            "whole model is needed: `groupwise export` folds an adapter into its base."
+        )
+    if (folder / "checkpoints").is_dir():
+        raise ModelError(
+            f"{folder} is the folder of a run, not a model. `groupwise export {folder} FOLDER` "
+            "makes a model's folder of what it trained, with --critic of its critic."
+        )
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

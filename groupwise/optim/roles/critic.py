@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.config import Config
-from groupwise.errors import ModelError
+from groupwise.errors import ConfigError, ModelError
 from groupwise.losses.auxiliary import clipped_value_error
 from groupwise.losses.measures import Tally
 from groupwise.methods.composition import Recipe
@@ -20,19 +20,20 @@ from groupwise.model.adapters.lora import attach
 from groupwise.model.adapters.targets import ALPHA, Spec
 from groupwise.model.config import ModelConfig
 from groupwise.model.cost import LearningModel, RoleSize
-from groupwise.model.formats.checkpoint import stored_shape, stored_tokenizer
+from groupwise.model.formats.checkpoint import stored_shape
 from groupwise.model.formats.classifier import load_scalar_head
-from groupwise.model.formats.tokenizer import difference
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.transformer import Policy, copy_trained
 from groupwise.model.policy import spec_of
 from groupwise.model.room import USUAL
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.packs import Pack, values
+from groupwise.optim.roles.other_model import check_length, other_tokens
 from groupwise.optim.roles.role import Score
 from groupwise.optim.roles.trained import TrainedModel
 from groupwise.optim.schedules import learning_rate
-from groupwise.records import TokenBatch
+from groupwise.records import Task, TokenBatch
 
 POLICY = "policy"  # critic.start: a copy of it
 TIMES_POLICY = 10.0  # the critic's learning rate by default
@@ -83,22 +84,20 @@ class Critic(TrainedModel):
 
     @classmethod
     def refused(cls, config: Config) -> list[str]:
-        start = config.critic.start
         if config.critic.alone_patience and not cls.alone_steps(config):
             return [
                 "critic.alone_patience ends critic.alone_steps early, and there are none. Set "
                 "critic.alone_steps to the most that it may take, or leave critic.alone_patience 0."
             ]
-        if start == POLICY or config.model.path == "tiny":  # whose tokenizer is made with it
-            return []
-        other = difference(stored_tokenizer(config.model.path), stored_tokenizer(start))
-        if not other:
-            return []
-        return [
-            f"critic.start={start} has another tokenizer than {config.model.path}: {other}. A "
-            "critic reads the policy's tokens. Take a model of the same family, or "
-            "critic.start=policy."
-        ]
+        return [] if config.critic.start == POLICY else _other_tokenizer(config)
+
+    @classmethod
+    def check_tokens(cls, config: Config, tasks: Sequence[Task], tokenizer: Tokenizer) -> None:
+        if config.critic.start == POLICY:
+            return
+        if wrong := _other_tokenizer(config, tokenizer):
+            raise ConfigError(wrong[0])
+        check_length(config, "critic.start:", config.critic.start, tasks)
 
     @classmethod
     def size(cls, config: Config, width: int) -> RoleSize:
@@ -215,6 +214,18 @@ def _shape_of(start: str) -> ModelConfig | None:
 def base_rate(config: Config) -> float:
     """Return the critic's learning rate when it is at its full value."""
     return config.critic.learning_rate or TIMES_POLICY * config.optim.learning_rate
+
+
+def _other_tokenizer(config: Config, own: Tokenizer | None = None) -> list[str]:
+    """Say that the critic's start reads other tokens than the policy writes, where it does."""
+    other = other_tokens(config, config.critic.start, own)
+    if not other:
+        return []
+    return [
+        f"critic.start={config.critic.start} has another tokenizer than {config.model.path}: "
+        f"{other}. A critic reads the policy's tokens. Take a model of the same family, or "
+        "critic.start=policy."
+    ]
 
 
 def _from_folder(model: Policy, config: Config) -> ScalarHead:

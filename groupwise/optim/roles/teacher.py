@@ -20,12 +20,13 @@ from groupwise.methods.composition import Recipe
 from groupwise.methods.method import Method
 from groupwise.model.cost import RoleSize
 from groupwise.model.formats.checkpoint import stored_shape, stored_tokenizer
-from groupwise.model.formats.tokenizer import Tokenizer, difference
+from groupwise.model.formats.tokenizer import Tokenizer
 from groupwise.model.layers.equip import equip
 from groupwise.model.layers.head import Opposite
 from groupwise.model.layers.transformer import Policy
 from groupwise.model.policy import load_policy
 from groupwise.optim.packs import Pack, Sequences, outputs
+from groupwise.optim.roles.other_model import check_length, other_tokens
 from groupwise.optim.roles.reference import Reference
 from groupwise.optim.roles.role import Role, Score
 from groupwise.parallel.sharding import gathered
@@ -129,9 +130,7 @@ class Teacher(Role):
             )
         if asked.path == POLICY and asked.dtype != "auto":
             found.append("teacher.dtype is for another model than the policy. Leave it out.")
-        if not found and config.model.path != "tiny":  # whose tokenizer is made with it
-            found += _other_tokenizers(config, stored_tokenizer(config.model.path))
-        return found
+        return found or _other_tokenizers(config)
 
     @classmethod
     def check_tasks(cls, config: Config, tasks: Sequence[Task]) -> None:
@@ -154,6 +153,7 @@ class Teacher(Role):
         if wrong:
             raise ConfigError(wrong[0])
         for path in _others(config):
+            check_length(config, "teacher", path, tasks)
             other = stored_tokenizer(path)
             for task in islice(tasks, ROWS):
                 text = tokenizer.decode(task.token_ids)
@@ -312,11 +312,11 @@ def _others(config: Config) -> list[str]:
     return [path for path in paths_of(config).values() if path != POLICY]
 
 
-def _other_tokenizers(config: Config, own: Tokenizer) -> list[str]:
+def _other_tokenizers(config: Config, own: Tokenizer | None = None) -> list[str]:
     """Say which teachers read other tokens than the policy writes."""
     found = []
     for path in _others(config):
-        other = difference(own, stored_tokenizer(path))
+        other = other_tokens(config, path, own)
         if other:
             found.append(
                 f"teacher {path} has another tokenizer than {config.model.path}: {other}. Its "
