@@ -5,9 +5,10 @@
 
 `overlap`: steps of a run on one thread that samples and learns in turns, and of one with a lag of
 1 whose sampler has a process of its own; in turns, as the machine may have others to serve. Hidden:
-what a step became shorter, as a share of the shorter phase. `cost`: steps of two runs alike, one of
-them with its prompts in the queue of train.lag, but no lag; step by step, in one process. Its time
-is the processor's, which others on the machine do not lengthen.
+what a step became shorter, as a share of the shorter phase. Simulated: what `groupwise plan
+--simulate` makes of the steps in turns, to be held against the measured step. `cost`: steps of two
+runs alike, one of them with its prompts in the queue of train.lag, but no lag; step by step, in one
+process. Its time is the processor's, which others on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from groupwise.config import Config, load
+from groupwise.plan.simulate import SimulatedWay, recorded, simulate
 from groupwise.stages.ahead import Ahead
 from groupwise.training import loop
 from groupwise.training.loop import steps, train
@@ -62,9 +64,13 @@ def overlap(asked: argparse.Namespace) -> None:
         "lag 1": load(base | {"train.lag": 1, "engine.servers": 1}),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    simulated = []
     for _ in range(asked.rounds):
         for name, config in arms.items():
-            found[name] += timed(config)
+            with trained(config) as folder:
+                found[name] += timed(folder)
+                if not config.train.lag:
+                    simulated.append(with_lag(folder))
     typical = {name: statistics.median(x["time/step"] for x in own) for name, own in found.items()}
     turns = found["in turns"]
     rollout = statistics.median(x["time/rollout"] + x["time/grade"] for x in turns)
@@ -81,18 +87,35 @@ def overlap(asked: argparse.Namespace) -> None:
         "learn": learn,
         **typical,
         "hidden": hidden,
+        "simulated lag 1": statistics.median(simulated),
         **{f"{side} idle": seconds for side, seconds in idle.items()},
     }
     print(json.dumps({k: round(x, 3) if isinstance(x, float) else x for k, x in said.items()}))
 
 
-def timed(config: Config) -> list[dict[str, float]]:
-    """Return the metrics of a run's steps, without the first."""
+@contextlib.contextmanager
+def trained(config: Config) -> Iterator[Path]:
+    """Yield the folder of a run, which is gone afterwards."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         train(config, folder, Display(io.StringIO(), live=False))
-        lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+        yield Path(folder)
+
+
+def timed(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of a run's steps, without the first."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["step"] > WARM]
+
+
+def with_lag(folder: Path) -> float:
+    """Return the seconds of a step with a lag of 1, as simulated from a run in turns.
+
+    Its steps are replayed many times, as the first rollout and the last update stand alone.
+    """
+    run = recorded(folder)
+    way = SimulatedWay("lag 1", lag=1, apart=True)
+    return simulate(run.steps * 50, run.slots, run.rates, way).step
 
 
 def cost(asked: argparse.Namespace) -> None:

@@ -79,7 +79,7 @@ class Watcher:
     ) -> None:
         self.show, self.live, self.now = show, live, now
         self._phases: list[Phase] = []
-        self._last = "before the first phase"
+        self._last = "getting ready"
         self._announced: list[tuple[threading.Event, Callable[[], None]]] = []
         self._lock = threading.RLock()
         self._heard = 0.0  # when something was last said
@@ -125,7 +125,7 @@ class Watcher:
     def end(self, phase: Phase) -> None:
         with self._lock:
             self._phases.remove(phase)
-            self._last = f"after {phase.name}"
+            self._last = f"going on from {phase.name}"
             if not self._phases:
                 self._clear()
 

@@ -202,11 +202,13 @@ class Team(World):
                 told.append(f"{name}: rank {rank} has {found[rank]}, rank 0 has {found[0]}")
         if told:
             more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-            raise ConfigError(
+            error = ConfigError(
                 f"Ranks differ in {'; '.join(told[:SHOWN])}{more}. All ranks must be started with "
                 "the same command, from the same files: put the run, the model and the data on a "
                 "disk that all machines see."
             )
+            error.told = not self.leads
+            raise error
 
     # --- what people see ---
 
@@ -291,6 +293,11 @@ class Team(World):
             self._waited += time.perf_counter() - begun
 
 
+def meeting_place() -> str:
+    """Return where the ranks meet, as they were told."""
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
 def joined(deadline: float = DEADLINE) -> World:
     """Return the world that this process was started in: by torchrun, or alone.
 
@@ -311,9 +318,8 @@ def joined(deadline: float = DEADLINE) -> World:
         try:
             dist.init_process_group(both, timeout=timedelta(seconds=deadline))
         except (RuntimeError, ValueError) as error:
-            host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
             raise RunError(
-                f"rank {os.environ.get('RANK')} could not meet the others at {host}:{port} "
+                f"rank {os.environ.get('RANK')} could not meet the others at {meeting_place()} "
                 f"({socket.gethostname()}): {str(error).splitlines()[0]}. Another program may have "
                 "the port: give torchrun another --master-port, or --standalone on one machine."
             ) from error

@@ -15,7 +15,6 @@ from groupwise import config as configuration
 from groupwise.common.progress import phase
 from groupwise.errors import ConfigError, GroupwiseError, RunError, nearest
 from groupwise.parallel.started import ranks_here
-from groupwise.parallel.team import joined
 from groupwise.pipeline.chain import Chain, real
 from groupwise.pipeline.checks import check_chain, naming
 from groupwise.pipeline.page import write_page
@@ -36,6 +35,7 @@ from groupwise.sync.checkpoints import delete_optimizer_state
 from groupwise.training.continuing import placed_for
 from groupwise.training.loop import train
 from groupwise.training.signals import Signals, Stopped
+from groupwise.training.together import met
 from groupwise.watch.display import Display
 
 MakeDisplay = Callable[[], Display]
@@ -49,7 +49,7 @@ def run_chain(chain: Chain, again: str | None, display: MakeDisplay = Display) -
 
     Of several ranks the first one keeps the folder, and has all of them run one stage or another.
     """
-    world = joined()
+    world = met()
 
     def run(number: int) -> None:
         stage = chain.pipeline.stages[number]

@@ -25,6 +25,7 @@ LABEL = (
     "simulated: lengths and rates of the run, replayed; no time for networks, no change of lengths "
     "by training on older samples. Not a measurement."
 )
+RANK_WAIT = "time/rank_wait_"  # of each rank, where there were several
 Sync = Literal["drain", "recompute", "keep"]
 Batch = Sequence[Sequence[int]]  # lengths of the answers of each prompt of a step
 
@@ -49,6 +50,7 @@ class RecordedTimes:
     slots: int
     rates: DeviceRates
     seconds: float  # a step, on average
+    ranks: int = 1  # that the run had
 
     @property
     def words(self) -> str:
@@ -57,11 +59,12 @@ class RecordedTimes:
         return (
             f"{len(self.steps)} steps, {count:,} answers of {tokens / max(count, 1):.0f} tokens on "
             f"average, {self.slots} at a time; {self.seconds:.3g} s a step as recorded"
+            + (f", by {self.ranks} ranks, which count as one device" if self.ranks > 1 else "")
         )
 
     def as_dict(self) -> dict[str, Any]:
         return {"steps": len(self.steps), "slots": self.slots, "rates": asdict(self.rates),
-                "seconds": self.seconds}  # fmt: skip
+                "seconds": self.seconds, "ranks": self.ranks}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ def recorded(folder: Path) -> RecordedTimes:
     used = list(steps)[1:]  # the first step warms up
     rates = rates_of([steps[step] for step in used], [metrics[step] for step in used], slots)
     seconds = float(np.mean([_work(metrics[step]) for step in used]))
-    return RecordedTimes(tuple(steps[step] for step in used), slots, rates, seconds)
+    ranks = max(sum(name.startswith(RANK_WAIT) for name in metrics[step]) for step in used)
+    chosen = tuple(steps[step] for step in used)
+    return RecordedTimes(chosen, slots, rates, seconds, max(ranks, 1))
 
 
 def rates_of(steps: Sequence[Batch], metrics: Sequence[dict[str, Any]], slots: int) -> DeviceRates:

@@ -24,7 +24,6 @@ from groupwise.model.cost import Group, model_flops, rollout_cost
 from groupwise.model.cost import Parts as Costs
 from groupwise.model.memory import peak_bytes
 from groupwise.optim.roles import rates_at
-from groupwise.parallel.team import joined
 from groupwise.parallel.world import World
 from groupwise.prepare.engines import MakeEngine
 from groupwise.prepare.placing import place_line
@@ -56,7 +55,7 @@ from groupwise.training.guards import (
 from groupwise.training.opening import open_run
 from groupwise.training.run import Run
 from groupwise.training.signals import Signals, Stopped
-from groupwise.training.together import check_alike, check_team
+from groupwise.training.together import check_alike, check_team, met
 from groupwise.training.waiting import end_waiting
 from groupwise.watch.clock import Clock, now
 from groupwise.watch.costs import costs
@@ -83,7 +82,7 @@ def train(
     `reward` is a function to grade with, in place of the configuration's reward.parts. `engine`
     makes a sampler of your own for the policy, in place of the one that engine.backend names.
     """
-    signals, world = Signals(), joined()
+    signals, world = Signals(), met()
     with signals.held():
         cycle = _cycle(config, path, display or Display(), reward, engine, signals, world)
         while True:
@@ -107,7 +106,7 @@ def steps(
     for the next step leaves a run that is saved and can go on. While a step is computed, a request
     to stop ends it: it is saved, and `Stopped` raised.
     """
-    return _cycle(config, path, display or Display(), reward, engine, Signals(), joined())
+    return _cycle(config, path, display or Display(), reward, engine, Signals(), met())
 
 
 def _with_reward(config: Config, reward: Callable[..., Any] | None, file: Path) -> Config:

@@ -1,4 +1,4 @@
-"""Checks of a run that several ranks make together, before anything is loaded."""
+"""Ranks that make a run together: they meet, and are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from pathlib import Path
 import torch
 
 from groupwise import __version__
+from groupwise.common.progress import phase
 from groupwise.config import Config, entries
 from groupwise.errors import ConfigError
+from groupwise.parallel.started import ranks_here
+from groupwise.parallel.team import DEADLINE, joined, meeting_place
 from groupwise.parallel.world import World
+
+
+def met() -> World:
+    """Return the world that this process was started in, once all its ranks are there."""
+    if ranks_here() == 1:
+        return joined()
+    with phase(f"waiting for the other ranks at {meeting_place()}", limit=DEADLINE):
+        return joined()
 
 
 def on_every_rank(config: Config) -> bool:

@@ -162,6 +162,7 @@ def test_a_rank_that_dies_is_named_and_the_same_command_goes_on(
     left = found[1 - rank]
     assert found[rank] is None and isinstance(left, Failure)
     assert f"rank {rank} of 2 is gone, while " in left.said and "the same command" in left.said
+    assert "while after" not in left.said
     team.run(2, team_runs.run, model, str(folder), changes)
     assert samples(folder) == samples(two)
     ends, whole = weights(folder), weights(two)
@@ -289,6 +290,9 @@ def test_teams_that_can_not_be_are_refused(
     found = team.try_to(size, team_runs.differing, model, str(tmp_path / "run"), changes)
     for each in found:
         assert isinstance(each, Failure) and words in each.said
+    assert [each.told for each in found] == [
+        rank > 0 for rank in range(size)
+    ]  # people read it once
 
 
 def other_data(disk: Path) -> None:

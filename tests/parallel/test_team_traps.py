@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import cold_start
 import pytest
@@ -17,6 +17,7 @@ from teams import Failure, Ranks, ranks
 from torch import Tensor
 
 from groupwise import config
+from groupwise.common.progress import Watcher
 from groupwise.errors import RunError
 from groupwise.model.scalar_head import ScalarHead
 from groupwise.optim.learner import Learner
@@ -25,7 +26,7 @@ from groupwise.parallel.sharding import checksum, gathered, own_part, part, stor
 from groupwise.parallel.shards import is_shard
 from groupwise.parallel.team import joined
 from groupwise.parallel.world import ALONE, World
-from groupwise.training import loop
+from groupwise.training import loop, together
 
 ROWS = Sequences([(1, 2, 3), (4, 5)], [(6, 7, 8, 9), (10, 11)])
 OPTIM = config.Optim(learning_rate=1e-2, clip_norm=0.0)
@@ -45,6 +46,11 @@ def said(world: World, dtype: torch.dtype, recompute: bool) -> dict[str, Any]:
     whole = make("qwen3").to(dtype)
     learner = Learner(whole, OPTIM, 1.0, {}, world)
     learner.model.recompute = recompute
+    tables: set[torch.dtype] = set()
+    for layer in cast(Any, learner.model).model.layers:  # behind what sharding does to its inputs
+        layer.register_forward_pre_hook(
+            lambda _, given: tables.update((given[2].dtype, given[3].dtype))
+        )
     pack = ROWS.pack([0, 1])
     mine, theirs = (outputs(m, pack, temperature=1.0)["logp_NT"] for m in (learner.model, whole))
     for turn in world.deal([3, 2]):
@@ -66,7 +72,7 @@ def said(world: World, dtype: torch.dtype, recompute: bool) -> dict[str, Any]:
     ]
     slope = gathered(dict(learner.own.named_parameters())["model.norm.weight"].grad)
     return {"said": (mine.detach(), theirs.detach()), "kinds": kinds, "numbers": numbers,
-            "slope": slope}  # fmt: skip
+            "slope": slope, "tables": tables}  # fmt: skip
 
 
 def delivered(world: World, times: int) -> dict[str, Any]:
@@ -153,6 +159,7 @@ def test_a_sharded_model_says_the_same_in_every_precision(
     for one in team.run(3, said, dtype, recompute):
         assert torch.equal(*one["said"]) and torch.equal(*one["numbers"])
         assert one["kinds"]["shard"] == {True} and one["kinds"]["stored"] == {dtype}
+        assert one["tables"] == {torch.float32}
         assert one["kinds"]["held"] == one["kinds"]["gradient"] == {torch.float32}
         limit = 1e-6 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(one["slope"].float(), expected.float(), rtol=limit, atol=limit)
@@ -275,6 +282,24 @@ def test_a_port_in_use_is_said_before_anything_starts(monkeypatch: pytest.Monkey
             monkeypatch.setenv(name, value)
         with pytest.raises(RunError, match=f"127.0.0.1:{port}.*another --master-port"):
             joined(deadline=5.0)
+
+
+def test_who_waits_for_ranks_that_do_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to half an hour, where one was not started or has another address."""
+    where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node", "MASTER_PORT": "29400"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    watcher = Watcher(lambda line: None, live=False)
+    doing: list[str] = []
+    monkeypatch.setattr(together, "joined", lambda: doing.append(watcher.doing()) or ALONE)
+    with watcher, watcher.watching():
+        assert watcher.doing() == "getting ready"
+        assert together.met() is ALONE
+        assert watcher.doing() == "going on from waiting for the other ranks at node:29400"
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        together.met()
+    assert doing[0].startswith("waiting for the other ranks at node:29400, 0:00, at most 30:00")
+    assert doing[1].startswith("going on from")
 
 
 def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ def test_a_run_is_replayed_and_always_called_simulated(
     found = recorded(folder)
     assert len(found.steps) == 4 and found.slots == 16 and found.seconds == 3.5
     assert all(len(batch) == 4 and len(batch[0]) == 4 for batch in found.steps)
+    assert found.ranks == 1 and "ranks" not in found.words
     capsys.readouterr()
     assert main(["plan", "--simulate", str(folder)]) == 0
     said = capsys.readouterr().out
@@ -118,6 +119,19 @@ def test_a_run_is_replayed_and_always_called_simulated(
     assert main(["plan", "--simulate", str(tmp_path)]) == 2
     assert "no run folder" in capsys.readouterr().err
     assert main(["plan", "--simulate", str(folder), "--lag", "-1"]) == 2
+
+
+def test_ranks_of_a_run_count_as_one_device(tmp_path: Path) -> None:
+    """Its rates are those of all of them together."""
+    folder = tmp_path / "run"
+    train_small(folder, steps=5)
+    lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"time/rank_wait_0": 0.1, "time/rank_wait_1": 0.2}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    found = recorded(folder)
+    assert found.ranks == found.as_dict()["ranks"] == 2
+    assert found.words.endswith("by 2 ranks, which count as one device")
 
 
 def test_a_run_with_a_torn_line_is_refused_in_words(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Failure:
 
     def __init__(self, error: Exception) -> None:
         self.kind, self.said = type(error).__name__, str(error)
+        self.told = getattr(error, "told", False)  # by another rank, to the same people
         self.text = "".join(traceback.format_exception(error))
 
 
