@@ -44,6 +44,7 @@ PURPOSES = {
     "label-pairs": "Makes pairs of a better and a worse answer by asking a judge, for methods that learn preferences. [Preferences](preferences.md), [judges](judges.md)",
     "label-steps": "Marks which steps of answers lead to a right end, by sampling how each could go on, for training a process reward model. [Labels of steps](step_labels.md)",
     "launch": "Starts a run with several processes that learn together: on the GPUs of this machine, under SLURM, or on a Ray cluster. [Scale](scale.md)",
+    "migrate": "Writes a configuration from another tool's: a TRL script, a verl or OpenRLHF command, a prime-rl file. It is read, never run; what has no counterpart is listed. [Coming from other tools](migrate.md)",
     "mirror": "Sends a run to a tracker that you use, now or while it trains. [Trackers](mirrors.md)",
     "doctor": "Looks at this machine: what works, what is missing for what, the command that mends it, and what to run next. [Models](models.md)",
     "settings": "Finds settings by words of their name or purpose, with defaults and what they may be; or writes a schema with which an editor completes them. [Settings](settings.md)",
