@@ -1,4 +1,4 @@
-"""What happened to the tokens of a micro-batch: sums over those that are learned from.
+"""Sums over the learned tokens of a micro-batch: what happened to them.
 
 Streams are added up by rows, and a row counts or does not: so no stream has to be masked for rows
 that are not learned from. What is given to `_Sums` is 0 on padding.

@@ -19,7 +19,7 @@ from groupwise.compare.outcomes import RunOutcome
 from groupwise.runfiles.catalogue import find
 
 FOLDER = Path(__file__).parents[2] / "experiments"
-LETTERS = "abcdefghijklmnpqrsw"
+LETTERS = "abcdefghijklmnpqrstvwx"
 VERDICTS = ("as claimed", judge.SMALLER, judge.LARGER, "the opposite", "apart", "not seen", "open")
 
 INTERVAL = re.compile(r"(-?\d+(?:\.\d+)?)(?: %| points)?(?: [a-z]+)? to (-?\d+(?:\.\d+)?)")
