@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.claim import MINUS, SCORES, Claim, Expectation, Question, asked_elsewhere
 from experiments.judge import contrast, direction, over_all, verdict
+from groupwise.evaluate.statistics import shown_p
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
@@ -205,7 +206,7 @@ def _sentence(
     visible = "nothing" if smallest is None else _amount(smallest, e)
     return (
         f"{said}{_amount(entry['difference'], e, sign=True)} ({interval}, "
-        f"p = {_p(entry['p'])}; {bound}; smallest visible {visible}): **{called}**{mark}."
+        f"p = {shown_p(entry['p'])}; {bound}; smallest visible {visible}): **{called}**{mark}."
     )
 
 
@@ -214,10 +215,6 @@ def _margin(e: Expectation, found: Mapping[str, Any]) -> str:
     distance = _amount(contrast(e, found["arms"]), e)
     named = f"{e.contrast} is {distance} away" if isinstance(e.contrast, str) else f"not {distance}"
     return f"alike means within ±{_amount(e.size, e)}, {named}"
-
-
-def _p(value: float) -> str:
-    return f"{value:.2g}" if value >= 1e-4 else f"{value:.0e}"
 
 
 def _amount(value: float, e: Expectation, *, sign: bool = False) -> str:

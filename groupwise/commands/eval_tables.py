@@ -75,7 +75,7 @@ def _budgets(tables: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
 
 
 def _differences(comparisons: Sequence[Comparison]) -> list[str]:
-    from groupwise.evaluate.statistics import ALPHA
+    from groupwise.evaluate.statistics import ALPHA, shown_p
 
     if not comparisons:
         return []
@@ -87,7 +87,7 @@ def _differences(comparisons: Sequence[Comparison]) -> list[str]:
                 f"{each.a} - {each.b}",
                 f"{100 * each.difference:+.1f}",
                 f"{100 * each.low:+.1f} to {100 * each.high:+.1f}",
-                f"{each.p:.2g}{'' if each.p < ALPHA else ', not separable'}",
+                f"{shown_p(each.p)}{'' if each.p < ALPHA else ', not separable'}",
                 str(each.tasks),
             ]
         )

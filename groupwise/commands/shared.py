@@ -109,7 +109,12 @@ def start_pytorch() -> None:
 def read_placed(source: Path | None, overrides: Sequence[str], path: str = "") -> Config:
     """Read the configuration for a model that is loaded here, its own or that of `path`."""
     asked = read_config(source, overrides)
-    from groupwise.prepare.placing import passed_over, placed
+    with phase("starting PyTorch"):  # and all that loads and asks a model: seconds where it is busy
+        import groupwise.engine.native.engine
+        import groupwise.prepare.rollouts
+        import groupwise.prepare.setup
+        import groupwise.stages.checks  # noqa: F401
+        from groupwise.prepare.placing import passed_over, placed
 
     config = placed(asked, path=path)
     why = passed_over(replace(config.model, path=path or config.model.path), asked.model)

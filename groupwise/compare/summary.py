@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.common.progress import clock
+from groupwise.evaluate.statistics import shown_p
 from groupwise.watch.episodes import ends_in_words
 
 MANY_SEEDS = 1_000  # beyond that, advice is no advice
@@ -158,7 +159,7 @@ def verdict(pair: Mapping[str, Any], measure: str, fewest: int) -> str:
         )
     return (
         f"{a} and {b} are not separable at this budget: {_signed(pair, measure)} for {a} "
-        f"({_interval(pair, measure)}, p = {_p(pair['p'])}). {_needed(pair, measure, fewest)}"
+        f"({_interval(pair, measure)}, p = {shown_p(pair['p'])}). {_needed(pair, measure, fewest)}"
         f"{_along(pair, measure)}"
     )
 
@@ -198,7 +199,7 @@ def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
     if tested["separable"]:
         more, less, turned = (a, b, tested) if tested["difference"] > 0 else (b, a, _turned(tested))
         interval = f"{turned['low']:.3g} to {turned['high']:.3g}"
-        size = f"{turned['difference']:.3g} ({interval}, p = {_p(tested['p'])})"
+        size = f"{turned['difference']:.3g} ({interval}, p = {shown_p(tested['p'])})"
         return f"{more} has more than {less} by {size}."
     if tested["difference"] == tested["low"] == tested["high"] == 0.0:
         return f"{a} and {b} are equal in every seed: the difference is exactly 0."
@@ -207,7 +208,7 @@ def _measured(a: str, b: str, tested: Mapping[str, Any] | None) -> str:
         visible = f"this design could have seen {tested['smallest_visible']:.3g}"
     return (
         f"{a} and {b} are not separable: {tested['difference']:+.3g} for {a} "
-        f"({tested['low']:.3g} to {tested['high']:.3g}, p = {_p(tested['p'])}); {visible}."
+        f"({tested['low']:.3g} to {tested['high']:.3g}, p = {shown_p(tested['p'])}); {visible}."
     )
 
 
@@ -220,7 +221,7 @@ def _amount(pair: Mapping[str, Any], measure: str) -> str:
     """Format a difference as `3.1 points (1.2 to 5.0, p = 0.01)`, of the better one."""
     turned = pair if pair["difference"] > 0 else _turned(pair)
     size = _points(turned["difference"], measure)
-    return f"{size} ({_interval(turned, measure)}, p = {_p(pair['p'])})"
+    return f"{size} ({_interval(turned, measure)}, p = {shown_p(pair['p'])})"
 
 
 def _turned(pair: Mapping[str, Any]) -> dict[str, float]:
@@ -277,10 +278,6 @@ def _interval(pair: Mapping[str, Any], measure: str) -> str:
     if measure == "accuracy":
         return f"{100 * pair['low']:.1f} to {100 * pair['high']:.1f}"
     return f"{pair['low']:.3f} to {pair['high']:.3f}"
-
-
-def _p(value: float) -> str:
-    return f"{value:.2g}" if value >= 1e-4 else f"{value:.0e}"
 
 
 # --- what to know beside ------------------------------------------------------------------------

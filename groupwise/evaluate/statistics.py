@@ -244,6 +244,16 @@ def fewest_units(comparisons: int, alpha: float = ALPHA) -> int:
     return units
 
 
+def shown_p(p: float) -> str:
+    """Write p with two digits, or as many as show on which side of 5 % it is: 0.0498, not 0.05."""
+    if p < 1e-4:
+        return f"{p:.0e}"
+    digits = 2
+    while p < ALPHA <= float(f"{p:.{digits}g}") or float(f"{p:.{digits}g}") < ALPHA <= p:
+        digits += 1
+    return f"{p:.{digits}g}"
+
+
 def corrected(p: Sequence[float], units: Sequence[int], comparisons: int) -> list[float]:
     """Correct judgements that are made together: in at most 5 % of all families a true null is
     rejected.

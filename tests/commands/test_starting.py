@@ -141,6 +141,19 @@ def test_what_compare_loads_behind_pytorch_is_in_a_phase(monkeypatch: pytest.Mon
     assert watched.phases == ["checking the arms"]
 
 
+@pytest.mark.parametrize("command", ["probe", "eval"])
+@pytest.mark.parametrize("module", ["prepare.rollouts", "engine.native.engine", "stages.checks"])
+def test_what_loads_and_asks_a_model_is_in_a_phase(
+    monkeypatch: pytest.MonkeyPatch, command: str, module: str
+) -> None:
+    """`probe` was silent for four seconds on a busy machine, behind PyTorch and before its data."""
+    watched = Watched(f"groupwise.{module}")
+    monkeypatch.delitem(sys.modules, watched.name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [watched, *sys.meta_path])
+    assert main([command, str(ROOT / "configs" / "tiny.toml")]) == 130
+    assert watched.phases == ["starting PyTorch"]
+
+
 def test_of_several_ranks_the_first_one_says_what_is_under_way(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

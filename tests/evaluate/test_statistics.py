@@ -19,6 +19,7 @@ from groupwise.evaluate.statistics import (
     holm_levels,
     paired_difference,
     seeds_needed,
+    shown_p,
     smallest_visible_effect,
     spread,
     stderr,
@@ -49,6 +50,13 @@ def test_student_against_mpmath(t: float, df: float) -> None:
 def test_quantiles_of_the_printed_tables(share: float, df: float, printed: float) -> None:
     assert student_quantile(share, df) == pytest.approx(printed, abs=6e-4)
     assert student_quantile(1 - share, df) == -student_quantile(share, df)
+
+
+def test_p_is_shown_on_its_side_of_five_percent() -> None:
+    """'p = 0.05' beside 'separable with p < 0.05' would contradict itself."""
+    shown = {0.0498: "0.0498", 0.04983: "0.0498", 0.05: "0.05", 0.0502: "0.05", 0.0004: "0.0004"}
+    assert {p: shown_p(p) for p in shown} == shown
+    assert [shown_p(p) for p in (1.0, 0.12, 0.028, 3e-7)] == ["1", "0.12", "0.028", "3e-07"]
 
 
 def test_a_paired_test_by_hand() -> None:

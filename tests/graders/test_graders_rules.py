@@ -28,6 +28,112 @@ EIGHT = r"We divide both sides by $8$ and get $8x = 6$, hence $x = \frac{6}{8} =
 
 # class: (right pairs, wrong pairs), of gold answer and completion
 BY_CLASS: dict[str, tuple[list[Pair], list[Pair]]] = {
+    "an equation of two equal sides": (
+        [
+            ("x=4", r"\boxed{2+2=4}"),
+            (r"x=\frac12", r"\boxed{\frac{2}{4}=\frac12}"),
+            ("-1", "0-1=-1"),
+        ],
+        [
+            ("x=-1", r"\boxed{-1=-1}"),
+            (r"x=\frac12", r"\boxed{\frac12=\frac12}"),
+            (r"x=\pi", r"\boxed{\pi=\pi}"),
+            (r"\sqrt2", r"\boxed{\sqrt2=\sqrt2}"),
+        ],
+    ),
+    "names in words": (
+        [
+            ("42", r"\boxed{\text{total} = 42}"),
+            ("42", r"\boxed{\text{Area} = 42 \text{ cm}^2}"),
+            ("42", r"\boxed{\text{total} = 6 \times 7 = 42}"),
+            ("42", r"\boxed{Area = 42}"),
+            ("42", r"\boxed{m\angle ABC = 42^\circ}"),
+            ("42", r"\boxed{\overline{AB} = 42}"),
+            ("(1, 2)", r"\boxed{\vec{v} = (1, 2)}"),
+            (r"\frac34", r"\boxed{P(A \cap B) = \frac34}"),
+            (r"\frac34", r"\boxed{P(A|B) = 0.75}"),
+            (r"\frac34", r"\boxed{P(X > 2) = \frac34}"),
+        ],
+        [
+            ("42", r"\boxed{\text{total} = 43}"),
+            ("42", r"\boxed{\text{not } = 42}"),
+            ("42", r"\boxed{\text{total} = 6 \times 7 = 43}"),
+            ("42", r"\boxed{sin x = 42}"),
+            (r"\frac34", r"\boxed{P(X > 2) = \frac14}"),
+        ],
+    ),
+    "rounded behind its value": (
+        [
+            ("1.73", r"\boxed{\sqrt{3} \approx 1.73}"),
+            (r"\sqrt{3}", r"\boxed{\sqrt{3} \approx 1.73}"),
+            ("0.33", r"\boxed{\frac{1}{3} ≈ 0.33}"),
+            ("7.07", r"\boxed{5\sqrt{2} \approx 7.07 \text{ cm}}"),
+        ],
+        [
+            ("1.73", r"\boxed{\sqrt{5} \approx 1.73}"),
+            ("11", r"\boxed{5 \approx 11}"),
+            ("1.74", r"\boxed{\sqrt{3} \approx 1.73}"),
+        ],
+    ),
+    "boxes with names": (
+        [
+            ("x=2, y=-3", r"$y = \boxed{-3}$, $x = \boxed{2}$"),
+            ("x=2, y=-3", r"$x = \boxed{2}$, $y = \boxed{-3}$"),
+            ("(2, -3)", r"$y = \boxed{-3}$ and $x = \boxed{2}$"),
+            ("(-3, 2)", r"$p = \boxed{-3}$ and $m = \boxed{2}$"),
+        ],
+        [
+            ("x=2, y=-3", r"$y = \boxed{2}$, $x = \boxed{-3}$"),
+            ("(2, -3)", r"$y = \boxed{2}$ and $x = \boxed{-3}$"),
+        ],
+    ),
+    "boxes that lead on": (
+        [
+            ("4", r"\boxed{5} - 1 = \boxed{4}"),
+            ("100", r"\boxed{10}^2 = \boxed{100}"),
+            ("7", r"\boxed{5} is not correct, \boxed{7} is."),
+        ],
+        [("5", r"\boxed{5} is not correct, \boxed{7} is."), ("5", r"\boxed{5} - 1 = \boxed{4}")],
+    ),
+    "withdrawn in other words": (
+        [
+            ("3", r"\boxed{3}. For x = 4 the root is negative. This is impossible."),
+            ("3", r"\boxed{3}, since x = 4 gives -1, which is impossible."),
+            ("25", "The answer is 25, not 52."),
+            ("25", "The sum is 25, not 52."),
+        ],
+        [
+            ("14", r"\boxed{14} cannot be correct."),
+            ("14", r"\boxed{14} can't be the answer since it is even."),
+            ("14", r"\boxed{14} is impossible."),
+            ("3", r"\boxed{3}. But this contradicts the condition, so 3 is impossible."),
+            ("9", r"The answer is \boxed{9}. However, this is not possible."),
+            ("2", "The answer is 2. That was an error."),
+            ("2", "The answer is 2. I don't think this is right."),
+            ("2", r"\boxed{2}. That's not quite right."),
+            ("2", r"\boxed{2}. That does not look right."),
+            ("52", "The answer is 25, not 52."),
+        ],
+    ),
+    "cut off behind other words": (
+        [
+            ("12", "12 it is"),
+            ("12", "so 12 apples there are"),
+            ("4", "He paid $4 because of that"),
+            ("42", "He runs 42 times"),
+        ],
+        [
+            ("12", "There are 12 ways to choose the first, times"),
+            ("18", "He has 18 apples left, of which he then gives"),
+            ("250", "In total 250 dollars were earned before taxes, so after taxes it is"),
+            ("0", "The determinant is 0, which means that"),
+            ("99", "The product is 99 and now I"),
+        ],
+    ),
+    "spaces and a decimal comma": (
+        [("1500.75", r"\boxed{1 500,75}"), ("1500.75", r"\boxed{1 500.75}")],
+        [("1500.75", r"\boxed{1 500}"), ("150075", r"\boxed{1 500,75}")],
+    ),
     "functions by any name": (
         [
             (r"\frac{1}{\sinh x}", r"\boxed{\operatorname{csch} x}"),

@@ -49,7 +49,7 @@ PIECE = re.compile(
     r"|!+(?=[^\s!\"')*_.]|\s?[-+=*/<>])|\+(?!\s?\d)|\s?[-+*×·÷]\s?[\d(]"
     r"|\s?[+*×·÷]\s?[a-z]\b|\s?-\s?[a-z](?=\W*$)|\(\d"
     r"|\s?or\s(?:more|less|fewer|higher|lower)\b"
-    r"|\s?(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect))\b",
+    r"|\s?(?:is|are|was)(?:n['’]t|\s(?:not|wrong|incorrect|impossible))\b",
     re.IGNORECASE,
 )
 WORD = re.compile(r"(?P<space>\$?[ \t\n-]{0,3})(?P<word>[^\W\d_]+)(?P<digit>\d)?")

@@ -10,7 +10,8 @@ WRAPPED = re.compile(r"\s*\\(?:boxed|fbox)\s*\{")
 # TeX would box one digit; a number is meant.
 WITHOUT_BRACES = re.compile(r"\s*([-−]?\d(?:[\d.,/]*\d)?|\w)")
 DENIED = re.compile(r"(?:\bnot|n['’]t|\brather than|\binstead of)[\s$(*]{0,4}$", re.IGNORECASE)
-BEFORE = 20  # characters in front of a box that may deny it
+NAME_BEFORE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z](?:_\{?\w{1,3}\}?)?)\s*=\s*\$?\s*$")
+BEFORE = 20  # characters in front of a box that may deny or name it
 DEEP = 3  # boxes around boxes that are taken off
 BETWEEN = 80  # characters that may stand between two boxes of one answer
 WORDS = 3  # and words
@@ -18,7 +19,8 @@ SPACED = re.compile(r"\\(?:text|quad|qquad|mbox|textrm|mathrm)(?![a-z])")
 # Between a step and what comes of it, as the end of a sentence and an empty line are.
 LEADS = re.compile(
     r"\b(?:then|so|thus|hence|therefore|but|finally|which|answer|gives?|becomes?|means?|simplif\w+)\b"
-    r"|\A[\s$]*[=≈]|\\(?:implies|iff|approx|[Rr]ightarrow|to)(?![a-z])|[→⇒]|[.:!?]\s|\n\s*\n",
+    r"|\b(?:not|wrong|incorrect)\b|n['’]t\b|\\(?:implies|iff|approx|[Rr]ightarrow|to)(?![a-z])|[→⇒]"
+    r"|\A(?:\\(?:cdot|times|div)(?![a-z])|[^a-z,;=≈])*[=≈]|[.:!?]\s|\n\s*\n",
     re.IGNORECASE,
 )
 
@@ -41,16 +43,34 @@ def last_box(text: str) -> Box | None:
     Parts are listed (`x = \\boxed{1}` and `y = \\boxed{2}`). Where one box leads to the next ('so',
     'then', '=', the end of a sentence), the last is the answer. `\\boxed{4}, not \\boxed{5}` is 4.
     """
-    found = boxes(text)
-    if not found:
+    together = _last_boxes(text)
+    if not together:
         return None
-    together = [found[-1]]
+    contents = dict.fromkeys(box.content.strip() for box in together)
+    return Box(together[0].start, together[-1].end, " , ".join(contents))
+
+
+def named(text: str) -> dict[str, str]:
+    """Return the boxes of the last answer by the names in front of them; nothing where one has no
+    name of its own."""
+    together = _last_boxes(text)
+    found = {
+        name[1]: box.content
+        for box in together
+        if (name := NAME_BEFORE.search(text, max(box.start - BEFORE, 0), box.start))
+    }
+    return found if len(found) == len(together) else {}
+
+
+def _last_boxes(text: str) -> list[Box]:
+    """Find the last box, and those that are listed with it."""
+    found = boxes(text)
+    together = found[-1:]
     for earlier in reversed(found[:-1]):
         if not _are_listed(text[earlier.end : together[0].start]):
             break
         together.insert(0, earlier)
-    contents = dict.fromkeys(box.content.strip() for box in together)
-    return Box(together[0].start, together[-1].end, " , ".join(contents))
+    return together
 
 
 def boxes(text: str) -> list[Box]:

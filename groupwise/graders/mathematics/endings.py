@@ -22,10 +22,15 @@ DANGLING = re.compile(  # signs and words that something must follow
     r"(?:[=+×·÷^_&<>≤≥≈,({\[:;/]|(?:\s|(?<=\d))[-–—−*]"
     r"|\\(?:times|cdot|div|pm|[dt]?frac|sqrt|left|implies|[Rr]ightarrow|to|equiv|approx|[lg]eq?|neq?"
     r"|text|q?quad|begin)"
+    r"|,\s*times|\b(?:which|that|this|then|it)\s+(?:gives|equals|means|becomes|implies)|\b(?-i:I)"
+    r"|\b(?:means|shows?|implies|know|see|find|note|such|follows|conclude|given)\s+that"
     r"|\b(?:the|an?|of|to|and|or|but|be|been|with|from|by|for|at|as|which|who|than|so|if|when"
     r"|because|since|while|where|we|he|she|they|his|their|its|our|my|your|into|let|thus|therefore"
-    r"|hence|will|would|can|could|should|must|may|might"
-    r"|(?<!it\s)(?<!that\s)(?<!there\s)(?<!they\s)(?:is|are|was|were)))\s*\Z",  # but: 12 it is
+    r"|hence|will|would|can|could|should|must|may|might|is|are|was|were))\s*\Z",
+    re.IGNORECASE,
+)
+TURNED_AROUND = re.compile(  # 12 it is, 12 apples there are
+    r"[\d)}$]\W{0,3}(?:[^\W\d_]{1,20}\W{1,3}){0,2}(?:it|that|there|they)\s(?:is|are|was|were)\s*\Z",
     re.IGNORECASE,
 )
 MARKUP = re.compile(r"(?<=\S)(?:\*{1,3}|__|`{1,3}|</?[a-z]{1,12}>)\s*\Z")
@@ -50,6 +55,8 @@ def unfinished(text: str, at: int) -> bool:
     markup = MARKUP.search(text, end)
     text = text[: markup.start()] if markup else text
     dangling = DANGLING.search(text, max(len(text) - LAST, 0))
+    if dangling and TURNED_AROUND.search(text, max(len(text) - INTRODUCTION, 0)):
+        dangling = None
     if dangling or _is_open(text) or NEW_SENTENCE.search(text, at):
         return True
     return bool(LONG.search(text, at)) and bool(ENDED.search(text, 0, at))
@@ -75,8 +82,11 @@ WRONG = r"(?:wrong|incorrect|mistaken|false)"
 RIGHT = r"(?:right|correct|true|the\s+(?:right\s+|correct\s+)?answer)"
 # What was said is wrong: in a sentence about it.
 DENIES = re.compile(
-    rf"\b{SAID}(?:['’]s|\s+(?:is|was|seems|looks|must\s+be))\s+(?:\w+ly\s+)?(?:{WRONG}|not\s+{RIGHT})\b"
-    rf"|\b{SAID}\s+(?:(?:isn|wasn|can)['’]?t|cannot)\s+(?:be\s+)?{RIGHT}\b"
+    rf"\b{SAID}(?:['’]s|\s+(?:is|was|seems|looks|must\s+be))\s+(?:\w+ly\s+)?"
+    rf"(?:{WRONG}|not\s+(?:quite\s+)?{RIGHT}|an?\s+(?:error|mistake|typo))\b"
+    rf"|\b{SAID}\s+(?:(?:isn|wasn|can)['’]?t|cannot)\s+(?:be\s+|quite\s+)?{RIGHT}\b"
+    rf"|\b{SAID}\s+does(?:n['’]t|\s+not)\s+(?:look|seem|sound)\s+{RIGHT}\b"
+    rf"|\bI\s+(?:do\s+not|don['’]t)\s+(?:think|believe)\s+{SAID}(?:['’]s|\s+is)\s+{RIGHT}\b"
     r"|\bthere(?:['’]s|\s+is|\s+was)\s+an?\s+(?:mistake|error)\b"
     r"|\b(?:das\s+ist|c['’]est|es|это)\s+(?:falsch|faux|incorrecto|неверно)\b",
     re.IGNORECASE,
@@ -93,8 +103,8 @@ OWNS = re.compile(
 )
 # What stands before it is: '42 is a common wrong answer', '42 is not right'.
 IS_WRONG = re.compile(
-    rf"(?:is|was)(?:n['’]t\s+|\s+not\s+)(?:\w+ly\s+)?{RIGHT}\b"
-    rf"|(?:is|was|looks|seems)\s+(?:(?!not\b|never\b)\w+\s+){{0,3}}{WRONG}\b",
+    rf"(?:(?:is|was)(?:n['’]t\s+|\s+not\s+)|(?:cannot|can['’]t)\s+be\s+)(?:\w+ly\s+)?{RIGHT}\b"
+    rf"|(?:is|was|looks|seems)\s+(?:(?!not\b|never\b)\w+\s+){{0,3}}(?:{WRONG}|impossible)\b",
     re.IGNORECASE,
 )
 # Another number, called the right one.
@@ -112,6 +122,12 @@ TURN = re.compile(
     re.IGNORECASE,
 )
 SOFT = frozenset({"but", "however"})  # they turn, and withdraw nothing by themselves
+# Right behind a turn alone: elsewhere it is why another value is none.
+IMPOSSIBLE = re.compile(
+    r"(?:that|this|it)(?:['’]s|\s+(?:is|was))\s+(?:impossible|not\s+possible|a\s+contradiction)\b"
+    r"|(?:that|this|it)\s+(?:is|was)n['’]t\s+possible\b|(?:that|this|it)\s+contradicts\b",
+    re.IGNORECASE,
+)
 FIRM = frozenset({"no", "oops", "sorry", "actually"})  # no check begins with these
 VALUE = (
     r"(?:[*_(]{0,3}[-−]?[$€£]?[-−]?(?:\.?\d|####|[a-z]\s?=|\\[a-zA-Z(\[])"
@@ -166,7 +182,8 @@ def taken_back(tail: str, said: str = "") -> str | None:
         start = tail.index(sentence, start)
         turn = TURN.search(sentence)
         denies = DENIES.search(sentence) if number < near or turn else None
-        found = OWNS.search(sentence) or denies
+        impossible = IMPOSSIBLE.match(sentence, turn.end()) if turn else None
+        found = OWNS.search(sentence) or denies or impossible
         if found is not None:
             place = start + found.end()
         elif turn and _says_another(sentence, turn):

@@ -40,7 +40,7 @@ SENTENCE = re.compile(r"(?<=[^\s\d.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|[。！]|\n")
 FULL_STOP = re.compile(r"(?<!\.)\.$")
 REASON = re.compile(
     r"[\s,;(](?:because|since|as\s+(?:required|desired|claimed|wanted|asked)|weil|denn|parce\s+que"
-    r"|porque)\b|因为",
+    r"|porque)\b|因为|,\s*(?:and\s+)?(?:not|rather\s+than|instead\s+of)\s+(?=[-−$€£(]{0,2}\d)",
     re.IGNORECASE,
 )
 CONCLUDES = re.compile(

@@ -18,7 +18,7 @@ from groupwise.common.extras import install
 from groupwise.errors import RewardError
 from groupwise.graders import answers
 from groupwise.graders.mathematics import amounts, numbers
-from groupwise.graders.mathematics.boxes import boxed, boxes
+from groupwise.graders.mathematics.boxes import boxed, boxes, named
 from groupwise.graders.mathematics.endings import asks, holds, only_introduced, turned_away
 from groupwise.graders.mathematics.engine_notation import is_left_to_do, is_work, plain_notation
 from groupwise.graders.mathematics.extract import (
@@ -31,11 +31,12 @@ from groupwise.graders.mathematics.extract import (
     without_reason,
 )
 from groupwise.graders.mathematics.formulas import in_brackets, last_formula
-from groupwise.graders.mathematics.notation import MAX_LENGTH, last_side, read
+from groupwise.graders.mathematics.notation import MAX_LENGTH, last_side, read, worded_value
 from groupwise.graders.mathematics.ordering import asks_for_order, out_of_order
 from groupwise.graders.mathematics.rounding import BY_KIND, Rounding
 from groupwise.graders.mathematics.sameness import in_ten, same
 from groupwise.graders.mathematics.spelling import CURRENCIES
+from groupwise.graders.mathematics.statements import system
 from groupwise.graders.mathematics.tokens import Tree, signs
 from groupwise.graders.mathematics.units import letter_in_full
 from groupwise.graders.mathematics.values import Undecided, has_sign, mpc, names_in, value
@@ -66,6 +67,10 @@ NO_VALUE = re.compile(
 )
 UNMARKED = "no answer is marked"
 SEVERAL = ("tuple", "set", "list", "either")
+ROUNDED = re.compile(
+    r"(?P<exact>.*?)(?:≈|\\approx(?![a-z]))(?P<rounded>[^≈=\\\d]{0,3}\d[\d,]*(?:\.(?P<places>\d+))?"
+    r"(?:\\?%|[^\d≈=]*))\$?"
+)
 LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
 UNDONE = re.compile(r"\d\s*[-+*×·÷]\s*\d")  # a sentence that ends on 5 + 5 does not say 10
 NAME = re.compile(
@@ -198,8 +203,9 @@ def _decide(
         return Verdict(1.0, f"{found.how}: the gold answer as it is written")
     if found.how == "marked" and found.text.endswith("!") and answers.final(text, ends)[-1:] == "!":
         found = Found(found.how, found.text.rstrip("!"))  # no factorial: joy
-    verdict = compare(wanted, found.text, rounding)
-    if not verdict and found.how == "boxed":
+    names = _named_boxes(wanted, answers.final(text, ends)) if found.how == "boxed" else None
+    verdict = compare(wanted, names or found.text, rounding)
+    if not verdict and found.how == "boxed" and not names:
         verdict = _by_parts(wanted, answers.final(text, ends), rounding) or verdict
     words = verdict is False and found.how == "marked" and _is_text(found.text)
     if verdict is not None and not words:
@@ -234,6 +240,19 @@ def _decide_marked(
     if verdict is not None:
         return _said(verdict, Found("marked", said), wanted)
     return _ask(wanted, last_formula(said) or said, Verdict(0.0, "no answer can be read"))
+
+
+def _named_boxes(wanted: str, text: str) -> str | None:
+    """Return the boxes of an answer with the names in front of them, where names count: the gold
+    answer has names, too, or an order that x and y, or a and b, have by themselves."""
+    tree = read(wanted)
+    if tree is None or (tree[0] != "tuple" and system(tree) is None):
+        return None
+    found = named(text)
+    in_order = "".join(sorted(found)) in ("xy", "xyz", "ab", "abc", "abcd")
+    if not found or not (in_order or system(tree)):
+        return None
+    return " , ".join(f"{name} = {content}" for name, content in found.items())
 
 
 def _by_parts(wanted: str, text: str, rounding: Rounding) -> bool | None:
@@ -332,12 +351,25 @@ def compare(gold: str, answer: str, rounding: Rounding = ROUNDING) -> bool | Non
     if one is not None and not names_in(one):
         answer = letter_in_full(_without_dollars(answer), glued=one[0] == "quantity")
     other = read(last_side(answer, of_a_name=True) or answer)
+    if other is not None and other[0] == "equation" and _is_number(gold):
+        other = read(worded_value(answer) or answer)
     unread = other is None or other[0] == "text" or SHORT.fullmatch(answer.strip())
     if one is not None and unread and _is_number(gold):
         other = _with_words(answer) or other
     if one is None or other is None:
         return True if signs(gold) == signs(answer) else None
-    return same(one, other, rounding)
+    verdict = same(one, other, rounding)
+    return verdict or _rounds_to(gold, answer, rounding) or verdict
+
+
+def _rounds_to(gold: str, answer: str, rounding: Rounding) -> bool:
+    """Tell whether an answer says the gold one behind '≈', and rightly: \\sqrt{3} ≈ 1.73."""
+    approximates = "≈" in answer or "\\approx" in answer
+    found = ROUNDED.fullmatch(answer.strip()) if approximates else None
+    if found is None or not compare(gold, found["rounded"], rounding):
+        return False
+    places = Rounding(None, len(found["places"] or ""))
+    return bool(compare(found["rounded"], found["exact"], places))
 
 
 def _without_dollars(text: str) -> str:

@@ -13,7 +13,14 @@ from functools import lru_cache
 
 from groupwise.graders.mathematics.expressions import Expressions
 from groupwise.graders.mathematics.numerals import in_words
-from groupwise.graders.mathematics.spelling import Unsure, clean, only_words, take_unit, with_points
+from groupwise.graders.mathematics.spelling import (
+    FUNCTIONS,
+    Unsure,
+    clean,
+    only_words,
+    take_unit,
+    with_points,
+)
 from groupwise.graders.mathematics.tokens import Tree
 
 MAX_LENGTH = 400  # characters; longer answers go to the engine
@@ -21,6 +28,20 @@ MAX_LENGTH = 400  # characters; longer answers go to the engine
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+[a-zA-Z]{2,}")  # no product of names
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}", re.DOTALL)
 NO_CHAIN = (r"\le", r"\ge", r"\ne", r"\text", r"\quad", r"\begin", " or ", " and ", r"\lt", r"\gt")
+# What may stand before '=' for a value though it is no name of one letter: words, an angle, a
+# segment, a vector, the probability of something.
+_WORDS = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{[^{}]*\}"
+WORDED_NAME = re.compile(
+    rf"(?:(?:{_WORDS}|[A-Za-z]{{2,}})(?:[\s_]*{_WORDS}|[\s_]+[A-Za-z]+)*"
+    r"|m?\s*\\(?:angle|triangle)\s*\{?\s*[A-Z\d]{1,3}\s*\}?"
+    r"|\\(?:overline|overrightarrow|widehat|vec|hat|bar)\s*(?:\{\s*\w{1,3}\s*\}|\w)"
+    r"|(?:P|Pr|E|Var|\\Pr|\\mathbb\s*\{[PE]\})\s*(?:\\left)?[(\[][^()\[\]=]{1,60}?(?:\\right)?[)\]])"
+    r"\s*=\s*(?P<value>.*)"
+)
+NO_WORDED_NAME = re.compile(
+    rf"\b(?:not|no|never|wrong|incorrect|if|unless|without|except|{'|'.join(sorted(FUNCTIONS))})\b",
+    re.IGNORECASE,
+)
 GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,},\d")  # 2.500.000,75: no list of decimals
 THIN = re.compile(r"\\[,;:! ]")  # spaces
 OF_A_COMPUTER = re.compile(r"[-−+]?\d+e[-−+]\d")
@@ -61,11 +82,16 @@ def read(text: str) -> Tree | None:
 @lru_cache(maxsize=2**14)
 def last_side(text: str, *, of_a_name: bool = False) -> str | None:
     """Return the last side of a chain of equalities that can't be read as a whole: 10 of
-    S = \\sum_{k=1}^4 k = 10. `of_a_name`: only where it begins with a name. None: it is no chain.
+    S = \\sum_{k=1}^4 k = 10, or the value of what is named in words: \\text{total} = 10.
+    `of_a_name`: only where it begins with a name. None: it is neither.
     """
-    if text.count("=") < 2 or len(text) > MAX_LENGTH or read(text) is not None:
+    if "=" not in text or len(text) > MAX_LENGTH or read(text) is not None:
         return None
     text = THIN.sub(" ", text).strip().strip("$.").strip()
+    worded = worded_value(text)
+    if worded is not None and "=" not in worded:
+        return worded
+    text = text if worded is None else f"x = {worded}"
     sides = [side.strip() for side in _sides(text)]
     if len(sides) < 3 or not all(sides):
         return None
@@ -73,6 +99,13 @@ def last_side(text: str, *, of_a_name: bool = False) -> str | None:
     letter = len(sides[0]) == 1 and sides[0].isalpha()  # A alone is a text
     named = first is not None and (is_name(first) or letter)
     return sides[-1] if named or not of_a_name else None
+
+
+def worded_value(text: str) -> str | None:
+    """Return what stands behind a name in words: 10 of \\text{total} = 10, Area = 10."""
+    found = WORDED_NAME.match(text)
+    denied = found is not None and NO_WORDED_NAME.search(text, 0, found.start("value"))
+    return None if found is None or denied else found["value"]
 
 
 def _sides(text: str) -> list[str]:
@@ -228,8 +261,9 @@ def _equal(sides: list[Tree]) -> Tree:
     if is_name(sides[0]):
         return ("named", sides[0], sides[-1])
     if not any(_mentions(side) for side in sides):
-        said = len({side[0] for side in sides} - {"number"}) > 0
-        return sides[-1] if said else ("equation", sides[0], sides[-1])  # 1 = 1 says nothing
+        written_out = len({side[0] for side in sides} - {"number"}) > 0
+        says = written_out and len(set(sides)) > 1  # 1 = 1 and π = π say nothing
+        return sides[-1] if says else ("equation", sides[0], sides[-1])
     if is_name(sides[-1]):
         return ("named", sides[-1], sides[-2])
     if len(sides) > 2:

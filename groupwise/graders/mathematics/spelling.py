@@ -60,7 +60,7 @@ FACE = re.compile(
     r"|\\(?:mathbf|boldsymbol|bm|mathit)\s*\{\s*([a-zA-Z])\s*\}"
     r"|\\operatorname\*?\s*\{(?P<operator>[a-z]+)\}"
 )
-WIDE_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:[  ]\d{3})+(?!\d)")
+WIDE_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:[  ]\d{3})+(?:[.,]\d+)?(?!\d)")
 PAIR = re.compile(r"[(\[{][^()\[\]{}]*\d,\d{3}(?!\d)[^()\[\]{}]*[)\]}]")
 AND = re.compile(
     r",?\s*\\(?:text|mbox|textrm)\s*\{[\s,]*(?:and|(?P<set_or>or))\s*\}"
