@@ -34,6 +34,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# ([\w/]+\.(?:py|toml))\n")
 SHOWN = re.compile(r"<!-- output: (\d+) first, (\d+) last(; varies)? -->")
 PICTURE = re.compile(r"<!-- (from|page): (\S+) ?(\S*) -->\n!\[[^\]]*\]\(([^)\s]+)\)")
+WAITING = re.compile(r"[a-z].*, \d+:\d\d(?:[:,].*)?")  # "cold start 29 steps, 0:11"
 WIDTH, LARGEST = 100, 60_000  # characters of a line of output, bytes of a picture
 
 
@@ -201,7 +202,7 @@ class Session:
             Path(piece.file).write_text(piece.text, "utf-8")
             return ""
         said = io.StringIO()
-        with redirect_stdout(said):  # what is under way goes to the other stream, as it may vary
+        with redirect_stdout(said):
             if piece.kind == "python":
                 exec(compile(piece.text, "a block of the page", "exec"), self.known)
             for line in commands(piece.text) if piece.kind == "bash" else ():
@@ -225,11 +226,16 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def shortened(text: str, shown: re.Match[str] | None) -> str:
-    """Return the lines to show, with `...` for those that are left out."""
-    lines = broken(text.strip("\n"), WIDTH)
+    """Return the lines to show, with `...` for those that are left out.
+
+    What was under way for how long is not shown: it depends on how busy the machine was.
+    """
+    said = [line for line in text.strip("\n").splitlines() if not WAITING.fullmatch(line)]
+    lines = broken("\n".join(said), WIDTH)
     if shown and len(lines) > int(shown[1]) + int(shown[2]):
-        lines = [*lines[: int(shown[1])], "...", *lines[-int(shown[2]) :]]
-    return "\n".join(lines) + "\n"
+        lines = [*lines[: int(shown[1])], "...", *lines[len(lines) - int(shown[2]) :]]
+        lines = lines[lines[0] == "..." : len(lines) - (lines[-1] == "...")]
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def run(page: Path) -> None:

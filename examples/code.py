@@ -23,19 +23,19 @@ def row(a: int, b: int) -> dict[str, object]:
 SETTINGS = {
     "prompts_per_step": 16,
     "group_size": 8,
-    "steps": 30,
-    "recipe": "grpo",
+    "steps": 50,
+    "recipe": {"name": "grpo", "schedule": {"updates": 4}},
     "model": {"path": "tiny", "device": "cpu", "threads": 1},
     "tiny": {"width": 64, "layers": 2},
     "data": {"train": "runs/functions.jsonl", "holdout_share": 0.1},
     "reward": {"parts": {"code(seconds=2)": 1.0}},
-    "engine": {"max_tokens": 32},
+    "engine": {"max_tokens": 26},
     "optim": {"learning_rate": 7e-4, "warmup_steps": 5, "beta2": 0.95},
     "eval": {"every": 10, "tasks": 50, "temperature": 1.0},
 }
 
 if __name__ == "__main__":
     Path("runs").mkdir(exist_ok=True)
-    rows = [json.dumps(row(a, b)) for a, b in itertools.product(range(2, 30), range(30))]
+    rows = [json.dumps(row(a, b)) for a, b in itertools.product(range(2, 10), range(100))]
     Path("runs/functions.jsonl").write_text("\n".join(rows) + "\n")
     train(load_config(SETTINGS), "runs/code")

@@ -1,4 +1,4 @@
-"""R1 in stages: the script of stages.md, made by build.py. Run it in an empty folder."""
+"""R1 in stages. Made of stages.md; run it in an empty folder."""
 
 import shlex
 import subprocess
@@ -11,13 +11,17 @@ def groupwise(line: str) -> None:
     print(f"$ groupwise {line}", flush=True)
     subprocess.run([sys.executable, "-m", "groupwise", *shlex.split(line)], check=True)
 
-
 # %% [markdown]
 # # R1 in stages
 #
-# DeepSeek-R1 was not one training but four, each from what the one before it had made: a **cold start** on a few worked solutions, **reinforcement** with a reward that can be checked, a second supervised stage on the best of the model's **own answers** (rejection sampling), and reinforcement once more. This page does the four with a toy, in one file and with one command.
+# DeepSeek-R1 was not one training but four, each from what the one before it had made: a **cold
+# start** on a few worked solutions, **reinforcement** with a reward that can be checked, a second
+# supervised stage on the best of the model's **own answers** (rejection sampling), and
+# reinforcement once more. This page does the four with a toy, in one file and with one command.
 #
-# The toy is a transformer of two layers that works out sums step by step, a line a step. It takes a few minutes on a laptop. This page is also a [script](stages.py) and a [notebook](stages.ipynb). Start in an empty folder.
+# The toy is a transformer of two layers that works out sums step by step, a line a step. It takes
+# a few minutes on a laptop. This page is also a [script](stages.py) and a
+# [notebook](stages.ipynb). Start in an empty folder.
 #
 # ## 1. The task
 #
@@ -28,15 +32,17 @@ def groupwise(line: str) -> None:
 # 0+2=2           the answer is what the last line ends on
 # ```
 #
-# Only the answer is graded. The steps before it are the toy's thoughts, and whether they are of use is for the model to find out.
+# Only the answer is graded. The steps before it are the toy's thoughts, and whether they are of
+# use is for the model to find out.
 #
 # ## 2. The file
 #
-# Above are settings that hold for all stages, then the stages in order. Each is an ordinary run; what is new are the words that lead from one to the next.
+# Above are settings that hold for all stages, then the stages in order. Each is an ordinary run;
+# what is new are the words that lead from one to the next.
 
 # %%
 Path("r1.toml").write_text(
-    r"""
+    r'''
 # r1.toml
 prompts_per_step = 32
 group_size = 8
@@ -69,7 +75,7 @@ until = { accuracy = 0.3 }             # often enough right to learn from
 [[stage]]
 name = "reason"                        # goes on from the weights of `cold`
 recipe = { name = "dapo", schedule = { updates = 2 }, shaping = "" }
-steps = 30
+steps = 25
 
 [[stage]]
 name = "collect"                       # begins again from nothing,
@@ -80,20 +86,21 @@ from = ["stage:reason"]                # with the right answers that `reason` wr
 keep = { per_prompt = 4 }
 mix = { other = 500 }                  # and some of the worked solutions
 prompts_per_step = 64
-steps = 200
+steps = 150
 optim.learning_rate = 2e-3
 optim.schedule = "cosine"
 
 [[stage]]
 name = "all"                           # goes on from the weights of `collect`
 recipe = { name = "dapo", schedule = { updates = 2 }, shaping = "" }
-steps = 20
+steps = 15
 optim.schedule = "linear"
-""".lstrip()
+'''.lstrip()
 )
 
 # %% [markdown]
-# A typo in the last stage should not be found after the first three. `--dry-run` checks all of them and starts none:
+# A typo in the last stage should not be found after the first three. `--dry-run` checks all of
+# them and starts none:
 
 # %%
 groupwise("train r1.toml --dry-run")
@@ -107,10 +114,13 @@ groupwise("train r1.toml")
 # %% [markdown]
 # The table has a line a stage: what it began with, and what it made of it. Two things to look at:
 #
-# - **The cold start ends early,** as soon as three in ten answers are right. More would be wasted: what supervised learning does slowly, reinforcement does from here.
-# - **`collect` begins from nothing** and is taught with the answers that reinforcement has found. That it comes far shows what those answers are worth.
+# - **The cold start ends early,** as soon as three in ten answers are right. More would be wasted:
+#   what supervised learning does slowly, reinforcement does from here.
+# - **`collect` begins from nothing** and is taught with the answers that reinforcement has found.
+#   That it comes far shows what those answers are worth.
 #
-# If it is stopped, the same command goes on, in the stage and at the step where it was. `groupwise train r1.toml --from reason` does that stage and all behind it anew.
+# If it is stopped, the same command goes on, in the stage and at the step where it was. `groupwise
+# train r1.toml --from reason` does that stage and all behind it anew.
 #
 # ## 4. The chain as one
 
@@ -143,8 +153,12 @@ axes.legend()
 figure.savefig("chain.svg")
 
 # %% [markdown]
-# ![Held-out accuracy over the four stages: up in the cold start, up in reinforcement, from nothing again in the third stage, and further in the last](stages.svg)
+# ![Held-out accuracy over the four stages: up in the cold start, up in reinforcement, from nothing
+# again in the third stage, and further in the last](stages.svg)
 #
 # ## In earnest
 #
-# `configs/r1_qwen.toml` is the same chain on GSM8K and MATH with Qwen2.5-Coder-1.5B on one GPU; what came out stands in [rlhf.md](../rlhf.md#r1-on-real-data). The words of a stage's table, what is checked and when, and how a chain is gone on with: [pipelines](../pipelines.md). Rejection sampling: [rejection](../rejection.md).
+# `configs/r1_qwen.toml` is the same chain on GSM8K and MATH with Qwen2.5-Coder-1.5B on one GPU;
+# what came out stands in [rlhf.md](../rlhf.md#r1-on-real-data). The words of a stage's table, what
+# is checked and when, and how a chain is gone on with: [pipelines](../pipelines.md). Rejection
+# sampling: [rejection](../rejection.md).

@@ -1,4 +1,4 @@
-"""A model that uses a tool: the script of tools.md, made by build.py. Run it in an empty folder."""
+"""A model that uses a tool. Made of tools.md; run it in an empty folder."""
 
 import shlex
 import subprocess
@@ -11,19 +11,26 @@ def groupwise(line: str) -> None:
     print(f"$ groupwise {line}", flush=True)
     subprocess.run([sys.executable, "-m", "groupwise", *shlex.split(line)], check=True)
 
-
 # %% [markdown]
 # # A model that uses a tool
 #
-# So far a question went in and an answer came out. Now the model may ask back: it writes a turn, the world answers, and it goes on from there. What answers it is called an **environment**; a calculator or a search is one, and so is a game. The whole conversation, an **episode**, is one sample with one reward.
+# So far a question went in and an answer came out. Now the model may ask back: it writes a turn,
+# the world answers, and it goes on from there. What answers it is called an **environment**; a
+# calculator or a search is one, and so is a game. The whole conversation, an **episode**, is one
+# sample with one reward.
 #
-# The model here is a toy that is made on the spot and reads characters, so that a training takes a minute or two on a laptop. This page is also a [script](tools.py) and a [notebook](tools.ipynb). Start in an empty folder.
+# The model here is a toy that is made on the spot and reads characters, so that a training takes a
+# minute or two on a laptop. This page is also a [script](tools.py) and a [notebook](tools.ipynb).
+# Start in an empty folder.
 #
 # ## 1. The world
 #
-# There is a box, and the question is how much it weighs. Nobody can know without putting it on the scales; whoever says `weigh` is told. Weighing costs a little, so that nobody does it twice for nothing.
+# There is a box, and the question is how much it weighs. Nobody can know without putting it on the
+# scales; whoever says `weigh` is told. Weighing costs a little, so that nobody does it twice for
+# nothing.
 #
-# An environment is a class with two methods. `reset` gets the columns of the row by name. `step` gets what the model wrote, and returns the world's words, a reward, and whether it is over.
+# An environment is a class with two methods. `reset` gets the columns of the row by name. `step`
+# gets what the model wrote, and returns the world's words, a reward, and whether it is over.
 
 # %%
 Path("scales.py").write_text(
@@ -46,7 +53,10 @@ class Scales:
 # %% [markdown]
 # ## 2. The data
 #
-# A row is a box: a prompt with a number to tell it apart, and its weight. `solution` is there for the toy alone, which has to see once what a conversation looks like. We show it somebody who mostly guesses, sometimes weighs, and then does not always heed the scales: all the words of the game, and no good play.
+# A row is a box: a prompt with a number to tell it apart, and its weight. `solution` is there for
+# the toy alone, which has to see once what a conversation looks like. We show it somebody who
+# guesses every second time, else weighs, and does not always heed the scales: all the words of the
+# game, and no good play.
 
 # %%
 import json
@@ -57,9 +67,9 @@ draw = random.Random(0)
 
 def shown(weight):
     said, kind = str(draw.randrange(10)), draw.random()
-    if kind < 0.6:
+    if kind < 0.5:
         return f"{said}\n"
-    return f"weigh\n[user]{weight}\n[assistant]{weight if kind < 0.8 else said}\n"
+    return f"weigh\n[user]{weight}\n[assistant]{weight if kind < 0.9 else said}\n"
 
 
 with open("boxes.jsonl", "w") as file:
@@ -73,11 +83,11 @@ with open("boxes.jsonl", "w") as file:
 
 # %%
 Path("boxes.toml").write_text(
-    r"""
+    r'''
 # boxes.toml
 prompts_per_step = 16
 group_size = 8
-steps = 40
+steps = 30
 recipe.name = "dr_grpo"
 recipe.aggregation.length = 16
 
@@ -87,7 +97,7 @@ model.threads = 1
 tiny.width = 64
 tiny.layers = 2
 tiny.cold_start_accuracy = 1.0         # not to be had of guesses: the steps end it
-tiny.cold_start_steps = 150
+tiny.cold_start_steps = 500
 
 data.train = "boxes.jsonl"
 data.holdout_share = 0.1
@@ -103,13 +113,14 @@ optim.beta2 = 0.95
 eval.every = 5
 eval.tasks = 60
 eval.temperature = 1.0
-""".lstrip()
+'''.lstrip()
 )
 
 # %% [markdown]
 # ## 4. Play before you train
 #
-# `check-reward` plays the environment itself: who knows the answer must win, who says a wrong one must not, and no episode may see anything of another.
+# `check-reward` plays the environment itself: who knows the answer must win, who says a wrong one
+# must not, and no episode may see anything of another.
 
 # %%
 groupwise("check-reward boxes.toml")
@@ -128,7 +139,8 @@ groupwise("train boxes.toml")
 groupwise("report runs/boxes")
 
 # %% [markdown]
-# Nobody has shown the model that weighing pays. It found out: an episode that was won had a weighing in it more often than one that was lost.
+# Nobody has shown the model that weighing pays. It found out: an episode that was won had a
+# weighing in it more often than one that was lost.
 #
 # ![Share of held-out boxes whose weight was named, over the steps of the run](tools.png)
 #
@@ -139,20 +151,23 @@ groupwise("report runs/boxes")
 # %%
 from groupwise.runfiles.rollouts import read
 
-for step in (1, 40):
+for step in (1, 30):
     rows = read(f"runs/boxes/rollouts/step_{step}.parquet").to_pylist()
     turns = [len(row["episode"]["turns"]) for row in rows]
     print(f"step {step}: turns of the model, on average {sum(turns) / len(turns):.1f}")
     print(repr(rows[0]["prompt_text"]), repr(rows[0]["text"]), rows[0]["reward"])
 
 # %% [markdown]
-# In the viewer (`groupwise view`) every turn stands under the name of who spoke. Words in grey are the world's: they are read and never learned, and no grader sees them as the model's.
+# In the viewer (`groupwise view`) every turn stands under the name of who spoke. Words in grey are
+# the world's: they are read and never learned, and no grader sees them as the model's.
 #
-# ![An episode in the viewer: the model weighs, the scales answer, the model says the weight](tools_sample.png)
+# ![An episode in the viewer: the model weighs, the scales answer, the model says the
+# weight](tools_sample.png)
 #
 # ## With a real model
 #
-# Functions with types and a docstring become tools as they are; a model with a chat template calls them in the form that its template knows.
+# Functions with types and a docstring become tools as they are; a model with a chat template calls
+# them in the form that its template knows.
 #
 # ```toml
 # model.path = "Qwen/Qwen2.5-1.5B-Instruct"
@@ -161,4 +176,6 @@ for step in (1, 40):
 # reward.parts = { math = 1.0 }
 # ```
 #
-# Leave out `turns.environment` where tools are all there is, and `turns.template` where the model has a chat template. Environments of TRL, Gymnasium, OpenEnv, verifiers and others are taken as they are: [turns and tools](../turns.md), [environments](../environments.md).
+# Leave out `turns.environment` where tools are all there is, and `turns.template` where the model
+# has a chat template. Environments of TRL, Gymnasium, OpenEnv, verifiers and others are taken as
+# they are: [turns and tools](../turns.md), [environments](../environments.md).
