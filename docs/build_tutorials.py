@@ -247,7 +247,7 @@ def run(page: Path) -> None:
         for at, piece in enumerate(pieces):
             if not piece.runs:
                 continue
-            said = session.do(piece)
+            said = session.do(piece).replace(f"{Path.cwd()}/", "")
             print(said, end="", flush=True)
             if at in place:
                 output, shown = place[at]
@@ -287,6 +287,7 @@ def take_page(run_name: str, view: str, file: Path) -> None:
         tab = browser.new_page(viewport={"width": 960, "height": 640}, color_scheme="light")
         tab.goto(f"http://127.0.0.1:{server.server_address[1]}/runs/{run_name}{view}")
         tab.wait_for_timeout(6_000)  # its charts and colours are there
+        tab.evaluate("scrollTo(0, 0)")
         picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(48)
         picture.save(file, optimize=True)
         browser.close()

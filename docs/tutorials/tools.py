@@ -25,71 +25,68 @@ def groupwise(line: str) -> None:
 #
 # ## 1. The world
 #
-# There is a box, and the question is how much it weighs. Nobody can know without putting it on the
-# scales; whoever says `weigh` is told. Weighing costs a little, so that nobody does it twice for
-# nothing.
+# The questions are products such as `7*34=`. The model is bad at them, and it sits at a desk with
+# a calculator: what it ends in a question mark is worked out for it, everything else is taken for
+# its answer.
 #
 # An environment is a class with two methods. `reset` gets the columns of the row by name. `step`
-# gets what the model wrote, and returns the world's words, a reward, and whether it is over.
+# gets what the model wrote, and returns the world's words, or words, a reward, and whether it is
+# over.
 
 # %%
-Path("scales.py").write_text(
+Path("desk.py").write_text(
     r'''
-# scales.py
-class Scales:
-    """A box that can be weighed, and a question about its weight."""
+# desk.py
+from groupwise.envs.builtin.calculator import value
+
+
+class Desk:
+    """Works out what ends in a question mark, and takes everything else for the answer."""
 
     def reset(self, answer, **row):
-        self.weight = answer
-        return None  # no first words: the prompt says it all
+        self.answer = answer
 
     def step(self, text):
-        if text.strip() == "weigh":
-            return self.weight, -0.1, False
-        return "", float(text.strip() == self.weight), True
+        if not text.endswith("?"):
+            return "", float(text.strip() == self.answer), True
+        try:
+            return str(value(text[:-1]))
+        except ValueError:
+            return "what?"
 '''.lstrip()
 )
 
 # %% [markdown]
 # ## 2. The data
 #
-# A row is a box: a prompt with a number to tell it apart, and its weight. `solution` is there for
-# the toy alone, which has to see once what a conversation looks like. We show it somebody who
-# guesses every second time, else weighs, and does not always heed the scales: all the words of the
-# game, and no good play.
+# `solution` is there for the toy alone, which has to see once what a conversation looks like. We
+# show it somebody who mostly guesses and sometimes asks the calculator: all the words of the game,
+# and no good play.
 
 # %%
+import itertools
 import json
 import random
 
 draw = random.Random(0)
-
-
-def shown(weight):
-    said, kind = str(draw.randrange(10)), draw.random()
-    if kind < 0.5:
-        return f"{said}\n"
-    return f"weigh\n[user]{weight}\n[assistant]{weight if kind < 0.9 else said}\n"
-
-
-with open("boxes.jsonl", "w") as file:
-    for number in draw.sample(range(1000, 10000), 600):
-        weight = str(draw.randrange(10))
-        row = {"prompt": f"box {number}:", "answer": weight, "solution": shown(weight)}
+with open("products.jsonl", "w") as file:
+    for a, b in itertools.product(range(2, 10), range(10, 100)):
+        asked = f"{a}*{b}?\n[user]{a * b}\n[assistant]{a * b}\n"
+        shown = asked if draw.random() < 0.4 else f"{draw.randrange(20, 900)}\n"
+        row = {"prompt": f"{a}*{b}=", "answer": str(a * b), "solution": shown}
         print(json.dumps(row), file=file)
 
 # %% [markdown]
 # ## 3. The configuration
 
 # %%
-Path("boxes.toml").write_text(
+Path("desk.toml").write_text(
     r'''
-# boxes.toml
+# desk.toml
 prompts_per_step = 16
 group_size = 8
 steps = 30
-recipe.name = "dr_grpo"
-recipe.aggregation.length = 16
+recipe.name = "grpo"
 
 model.path = "tiny"
 model.device = "cpu"
@@ -97,18 +94,17 @@ model.threads = 1
 tiny.width = 64
 tiny.layers = 2
 tiny.cold_start_accuracy = 1.0         # not to be had of guesses: the steps end it
-tiny.cold_start_steps = 500
+tiny.cold_start_steps = 800
 
-data.train = "boxes.jsonl"
+data.train = "products.jsonl"
 data.holdout_share = 0.1
-turns.environment = "scales.py:Scales"
+turns.environment = "desk.py:Desk"
 turns.template = "[{role}]{text}\n"    # who speaks, for a model without a chat template
-turns.max = 4                          # turns of the model
-turns.truncated = []                   # an episode that does not end is a loss, not a cut
+turns.max = 3                          # turns of the model
 engine.max_tokens = 32                 # of the model, all its turns together
 
 optim.learning_rate = 7e-4
-optim.warmup_steps = 5
+optim.warmup_steps = 3
 optim.beta2 = 0.95
 eval.every = 5
 eval.tasks = 60
@@ -123,26 +119,20 @@ eval.temperature = 1.0
 # must not, and no episode may see anything of another.
 
 # %%
-groupwise("check-reward boxes.toml")
-
-# %% [markdown]
-# `probe` lets the model play. It says how episodes end and how many turns they take:
-
-# %%
-groupwise("probe boxes.toml --prompts 16")
+groupwise("check-reward desk.toml")
 
 # %% [markdown]
 # ## 5. Train
 
 # %%
-groupwise("train boxes.toml")
-groupwise("report runs/boxes")
+groupwise("train desk.toml")
+groupwise("report runs/desk")
 
 # %% [markdown]
-# Nobody has shown the model that weighing pays. It found out: an episode that was won had a
-# weighing in it more often than one that was lost.
+# Nobody has told the model that asking pays. It found out: an episode that was won had a question
+# in it more often than one that was lost.
 #
-# ![Share of held-out boxes whose weight was named, over the steps of the run](tools.png)
+# ![Share of held-out products that were right, over the steps of the run](tools.png)
 #
 # ## 6. What was said
 #
@@ -152,7 +142,7 @@ groupwise("report runs/boxes")
 from groupwise.runfiles.rollouts import read
 
 for step in (1, 30):
-    rows = read(f"runs/boxes/rollouts/step_{step}.parquet").to_pylist()
+    rows = read(f"runs/desk/rollouts/step_{step}.parquet").to_pylist()
     turns = [len(row["episode"]["turns"]) for row in rows]
     print(f"step {step}: turns of the model, on average {sum(turns) / len(turns):.1f}")
     print(repr(rows[0]["prompt_text"]), repr(rows[0]["text"]), rows[0]["reward"])
@@ -161,8 +151,8 @@ for step in (1, 30):
 # In the viewer (`groupwise view`) every turn stands under the name of who spoke. Words in grey are
 # the world's: they are read and never learned, and no grader sees them as the model's.
 #
-# ![An episode in the viewer: the model weighs, the scales answer, the model says the
-# weight](tools_sample.png)
+# ![An episode in the viewer: the model asks, the calculator answers, the model says the
+# product](tools_sample.png)
 #
 # ## With a real model
 #

@@ -33,7 +33,7 @@ SMALLER = {
     r"--prompts 16": "--prompts 2",
     r"--seeds 5 --budget tokens=4e4": "--seeds 2 --budget steps=1 --set tiny.cold_start_steps=2 "
     "--set tiny.width=16 --set prompts_per_step=4 --set eval.tasks=8 --jobs 1",
-    r"\(1, 20\)": "(1, 2)",
+    r"\(1, 30\)": "(1, 2)",
 }
 
 
