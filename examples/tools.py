@@ -6,9 +6,9 @@ The embedded model has seen somebody who mostly guesses products, and sometimes 
 needs no such lessons and no class: `turns.tools = ["calculator", "file.py:function"]`.
 """
 
-import itertools
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 
 from groupwise import load_config, train
@@ -24,16 +24,15 @@ class Desk:
     def step(self, text: str) -> str | tuple[str, float, bool]:
         if not text.endswith("?"):
             return "", float(text.strip() == self.answer), True
-        try:
+        with suppress(ValueError):
             return str(value(text[:-1]))
-        except ValueError:
-            return "what?"
+        return "what?"
 
 
-def row(a: int, b: int, draw: random.Random) -> dict[str, str]:
+def row(a: int, b: int, draw: random.Random) -> str:
     asked = f"{a}*{b}?\n[user]{a * b}\n[assistant]{a * b}\n"
     shown = asked if draw.random() < 0.4 else f"{draw.randrange(20, 900)}\n"
-    return {"prompt": f"{a}*{b}=", "answer": str(a * b), "solution": shown}
+    return json.dumps({"prompt": f"{a}*{b}=", "answer": str(a * b), "solution": shown})
 
 
 SETTINGS = {
@@ -49,7 +48,7 @@ SETTINGS = {
 
 if __name__ == "__main__":
     draw = random.Random(0)
-    rows = [json.dumps(row(a, b, draw)) for a, b in itertools.product(range(2, 10), range(10, 100))]
+    rows = [row(a, b, draw) for a in range(2, 10) for b in range(10, 100)]
     Path("runs").mkdir(exist_ok=True)
     Path("runs/products.jsonl").write_text("\n".join(rows) + "\n")
     train(load_config(SETTINGS), "runs/tools")
