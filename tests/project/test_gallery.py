@@ -90,6 +90,7 @@ def test_scripts(name: str, folder: Path) -> None:
     text = place.read_text("utf-8")
     text = re.sub(r'"steps": \d+', '"steps": 2', text).replace("steps=40", "steps=2")
     text = re.sub(r'"prompts_per_step": \d+', '"prompts_per_step": 4', text)
+    text = re.sub(r'"tasks": \d+', '"tasks": 4', text)
     text = re.sub(r'"tiny": {.*?}', f'"tiny": {tiny}', text)
     place.write_text(text, "utf-8")
     demo = Path("configs/tiny.toml").read_text("utf-8")
