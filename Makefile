@@ -9,7 +9,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loa
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup runtime ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs site bench clean
+.PHONY: setup runtime ray vllm demo demo-smollm2 smollm2 test check check-slow check-gpu format docs tutorials site bench clean
 
 setup: $(READY)
 
@@ -91,6 +91,11 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/groupwise docs
+	$(BIN)/python docs/build_tutorials.py
+
+# Run the tutorials and write what they print, and their pictures, into their pages: minutes each.
+tutorials: $(READY)
+	$(BIN)/python docs/build_tutorials.py --run
 
 # The documentation as a site. A link, an anchor or a page that is not there fails; so does it in
 # `make test` (tests/project/test_site.py).

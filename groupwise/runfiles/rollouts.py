@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import keyword
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -375,11 +376,12 @@ def with_lists(table: pa.Table, columns: Mapping[str, Sequence[Numbers | None]])
     return table
 
 
-def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
     """Read a step's rows, or some columns of them, as far as the file has them.
 
     What files of older versions can't hold is filled in.
     """
+    path = Path(path)
     with _opened(path) as file:
         found = _version(file)
         if not OLDEST <= found <= VERSION:

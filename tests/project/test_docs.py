@@ -13,7 +13,7 @@ from groupwise.explain.explain import families
 from groupwise.runfiles.catalogue import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "README.md"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 every_page = pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()

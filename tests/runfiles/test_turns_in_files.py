@@ -66,6 +66,12 @@ def test_a_completion_comes_back_as_it_was(tmp_path: Path) -> None:
     assert second.mask_T is None and second.turns == (Turn("assistant", 0, 2),)
 
 
+def test_a_path_may_be_a_text(tmp_path: Path) -> None:
+    """As docs/turns.md has it."""
+    path = written(tmp_path / "a", Row.of(rollout(completion()), group=0, prompt_text="q"))
+    assert read(str(path)) == read(path)
+
+
 def test_a_file_of_version_1_is_read_as_one_turn(tmp_path: Path) -> None:
     rows = [
         Row.of(rollout(Completion(ids, torch.zeros(len(ids)), "eos", 0), at), group=0,
