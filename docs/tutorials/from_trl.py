@@ -113,6 +113,10 @@ groupwise("explain --from train_trl.py")
 #   range, its dynamic sampling and its cost of length. `grpo@trl` is the name for what TRL does.
 # - **What has no counterpart is said,** and so is what could not be read.
 #
+# `groupwise migrate train_trl.py sums.toml` goes one step further: it writes all that can be taken
+# over into a commented configuration, rewards and data included, and lists what is left to you.
+# Here the file is written by hand, to see what stands in it.
+#
 # ## 3. The same run here
 #
 # The settings from above, without those that are the default anyway, and four that are left to
