@@ -21,7 +21,6 @@ from groupwise.groups.statistics import (
     dead_groups,
     discounted_suffix_sums,
     group_stats,
-    token_total,
 )
 from groupwise.methods.slots import Ddof, Fraction, NonNegative, Positive, Real, advantage
 from groupwise.records import TokenBatch, Visit
@@ -299,7 +298,8 @@ def whiten_tokens(
     """Take z-scores over all tokens of the batch that are learned from."""
     x_NT = x if x.dim() == 2 else per_token(x, batch)
     centred_NT, count = centred_tokens(x_NT, batch)
-    var = token_total(centred_NT.square(), batch) / (count - ddof).clamp(min=1)
+    far_N = torch.linalg.vector_norm(batch.learned(centred_NT), dim=1)
+    var = batch.world.gather(far_N).double().square().sum() / (count - ddof).clamp(min=1)
     scale = (var + eps_in_var).sqrt() + eps
     if scale == 0:
         return torch.zeros_like(x_NT)

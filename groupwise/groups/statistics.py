@@ -175,11 +175,17 @@ def suffix_sums(y_NT: Tensor, decay: Tensor | float) -> Tensor:
     """Sum without masks; `decay` is one number, or one a row. `y_NT` is used up."""
     if not isinstance(decay, Tensor) and decay == 1:
         return y_NT.flip(1).cumsum(1).flip(1)
-    # log2(T) doubling steps: after step k, y_t covers 2^k tokens.
+    # log2(T) doubling steps: after step k, y_t covers 2^k tokens. From one buffer into the other.
     decay_N1 = decay[:, None].to(y_NT.dtype) if isinstance(decay, Tensor) else decay
-    reach = 1
+    other_NT, reach = torch.empty_like(y_NT), 1
     while reach < y_NT.shape[1]:
-        y_NT[:, :-reach] += decay_N1 * y_NT[:, reach:]
+        now_NT, later_NT, out_NT = y_NT[:, :-reach], y_NT[:, reach:], other_NT[:, :-reach]
+        if isinstance(decay_N1, Tensor):
+            torch.addcmul(now_NT, decay_N1, later_NT, out=out_NT)
+        else:
+            torch.add(now_NT, later_NT, alpha=decay_N1, out=out_NT)
+        other_NT[:, -reach:] = y_NT[:, -reach:]
+        y_NT, other_NT = other_NT, y_NT
         decay_N1, reach = decay_N1 * decay_N1, reach * 2
     return y_NT
 

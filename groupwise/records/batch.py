@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -212,7 +211,6 @@ class TokenBatch:
     def groups(self) -> Groups:
         """Return which rows of all ranks answer the same prompt, numbered from 0."""
 
-        # Not a cached_property: those hold a lock, and this gathers from ranks that may be threads.
         def numbered() -> Groups:
             ids_P, index_M = torch.unique(self.world.gather(self.group_N), return_inverse=True)
             return Groups(ids_P, index_M)
@@ -227,34 +225,44 @@ class TokenBatch:
         found: X = self.scratch[key][1]
         return found
 
-    @cached_property
+    @property
     def length_N(self) -> Tensor:
-        return self.ones_NT.sum(1).long()  # several times faster than counting bools
+        # Of numbers: several times faster than counting bools.
+        return self.once("length", (self.ones_NT,), lambda: self.ones_NT.sum(1).long())
 
-    @cached_property
+    @property
     def last_N(self) -> Tensor:
         """Return where each row's last valid token stands (anywhere for a row without one)."""
+        return self.once("last", (self.mask_NT,), self._last_N)
+
+    def _last_N(self) -> Tensor:
         if self.place_NT is None and self.mask_NT[:, 0].all():  # every row starts at its left end
             return self.length_N - 1
         number_T = torch.arange(1, self.mask_NT.shape[1] + 1, device=self.mask_NT.device)
         return (self.ones_NT * number_T).argmax(1)
 
-    @cached_property
+    @property
     def place_NT(self) -> Tensor | None:
         """Return where valid tokens go when a tool's output between them is left out, if any is.
 
         Masked tokens go to one column behind the last.
         """
+        return self.once("place", (self.mask_NT,), self._place_NT)
+
+    def _place_NT(self) -> Tensor | None:
         starts_NT = self.mask_NT[:, 1:] & ~self.mask_NT[:, :-1]
         starts_N = as_numbers(starts_NT, self.dtype).sum(1)
         if not ((starts_N + self.mask_NT[:, 0]) > 1).any():
             return None
         return torch.where(self.mask_NT, self.mask_NT.cumsum(1) - 1, self.mask_NT.shape[1])
 
-    @cached_property
+    @property
     def learned_NT(self) -> Tensor:
         """Return the tokens that the loss learns from, as numbers."""
-        return self.ones_NT * self.stream("learn_N")[:, None]
+        learn_N = self.stream("learn_N")
+        return self.once(
+            "learned", (self.ones_NT, learn_N), lambda: self.ones_NT * learn_N[:, None]
+        )
 
     def valid(self, x: Tensor) -> Tensor:
         """Return a finite value per row or token, on the policy's own tokens; 0 elsewhere."""
