@@ -138,7 +138,9 @@ def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
             config = replace(config, reward=replace(config.reward, parts=parts))
         with _reading(chain.pipeline, f"stage {stage.name!r}"):
             asked = (
-                _not_made_yet(config) if config.model.path == base and chain.embedded else config
+                _not_made_yet(config, base)
+                if config.model.path == base and chain.embedded
+                else config
             )
             found = {each.setting for each in refusals(asked) if isinstance(each, Ignored)}
             own = set_in(_substituted(stage.settings, lambda *_: ""))
@@ -148,9 +150,20 @@ def trial(chain: Chain, stage: StageTable, base: str) -> Resolved:
         left_out = sorted({*left_out, *more})
 
 
-def _not_made_yet(config: Config) -> Config:
+def _not_made_yet(config: Config, base: str) -> Config:
     """Return a stage's settings with the embedded model by its name: no file of it is read."""
-    return replace(config, model=replace(config.model, path=TINY))
+
+    def named(path: str) -> str:
+        return TINY if path == base else path
+
+    asked = config.teacher
+    paths = {name: named(path) for name, path in asked.paths.items()}
+    return replace(
+        config,
+        model=replace(config.model, path=TINY),
+        critic=replace(config.critic, start=named(config.critic.start)),
+        teacher=replace(asked, path=named(asked.path), paths=paths),
+    )
 
 
 def root(chain: Chain, stage: StageTable, base: str) -> str:

@@ -17,6 +17,8 @@ def other_tokens(config: Config, path: str, own: Tokenizer | None = None) -> str
     Without it the policy's is read from its folder. That of the embedded model is made together
     with it: then the other one is only read.
     """
+    if path == config.model.path:
+        return ""
     theirs = stored_tokenizer(path)
     if own is None and config.model.path == "tiny":
         return ""
