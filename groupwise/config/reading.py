@@ -146,7 +146,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             )
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"There is no configuration {str(path)!r}.") from None
+        raise ConfigError(
+            f"There is no configuration {str(path)!r}. `groupwise init {path}` writes one."
+        ) from None
     except IsADirectoryError:
         raise ConfigError(
             f"{str(path)!r} is a folder, and neither a run's nor a configuration. Of a model: "

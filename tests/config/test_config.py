@@ -362,7 +362,9 @@ def test_types_and_ranges_are_strict(settings: dict[str, Any], match: str) -> No
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no configuration '.*nowhere\.toml'"):
+    with pytest.raises(
+        ConfigError, match=r"no configuration '.*nowhere\.toml'\. `groupwise init .*nowhere"
+    ):
         load(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="is a folder, and neither a run's nor a configuration"):
         load(tmp_path)
