@@ -1,5 +1,5 @@
 # groupwise on CPUs:   docker build -f docker/cpu.Dockerfile -t groupwise .
-#                      docker run --rm -v "$PWD/runs:/work/runs" groupwise train steps=50
+#                      docker run --rm -v "$PWD/runs:/app/runs" groupwise train steps=50
 FROM python:3.12-slim-bookworm AS build
 
 WORKDIR /source
@@ -17,12 +17,12 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends bubblewrap=0.8.* \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 groupwise \
-    && mkdir -p /work/runs \
-    && chown -R groupwise /work
+    && mkdir -p /app/runs \
+    && chown -R groupwise /app
 COPY --from=build /opt/groupwise /opt/groupwise
-COPY configs /work/configs
+COPY configs /app/configs
 ENV PATH=/opt/groupwise/bin:$PATH
 USER 1000:1000
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["groupwise"]
 CMD ["doctor"]
