@@ -91,6 +91,7 @@ PARTS = (
             "groupwise.envs.environment": ("Environment", "Observation"),
             "groupwise.envs.trial": ("try_environment",),
             "groupwise.envs.thoughts": ("with_thoughts",),
+            "groupwise.envs.builtin.calculator": ("value",),
         },
     ),
     ApiPart(

@@ -227,6 +227,7 @@ class TokenBatch:
 
     @property
     def length_N(self) -> Tensor:
+        """Return how many tokens of each row the policy wrote."""
         # Of numbers: several times faster than counting bools.
         return self.once("length", (self.ones_NT,), lambda: self.ones_NT.sum(1).long())
 
